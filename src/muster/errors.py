@@ -1,0 +1,128 @@
+"""Every error that muster raises on purpose, each with a kind, a message and a remedy.
+
+A kind is the short name that events, the command line and the documentation use. An error that crosses a
+process boundary becomes a `muster.events.Failure` with the same three fields.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class MusterError(Exception):
+    """Base of every error that muster raises on purpose."""
+
+    #: Short name of the cause, as events and documentation show it.
+    kind: ClassVar[str] = "internal"
+    #: Whether the same attempt, made again without any change, may succeed.
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, remedy: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = _sentence(remedy)
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.remedy})" if self.remedy else self.message
+
+
+def _sentence(text: str) -> str:
+    """The text with a capital letter in front and an end behind, whoever wrote it."""
+    if not text:
+        return ""
+    end = "" if text[-1] in ".!?:…)" else "."
+    return text[0].upper() + text[1:] + end
+
+
+class PayloadError(MusterError):
+    """A coordination payload that MLX would refuse, misread or hang on."""
+
+    kind = "payload-invalid"
+
+
+class PortError(MusterError):
+    """A port could not be reserved on an address of this node."""
+
+    kind = "port-unavailable"
+    retryable = True
+
+
+class FormationError(MusterError):
+    """`mx.distributed.init` failed, or gave a group of the wrong rank or size."""
+
+    kind = "formation-failed"
+    retryable = True
+
+
+class MembershipError(MusterError):
+    """The ranks of a formed group do not belong together."""
+
+    kind = "members-differ"
+
+
+class BackendError(MusterError):
+    """The MLX backend that the instance asks for does not exist on this node."""
+
+    kind = "backend-unavailable"
+
+
+class ModelError(MusterError):
+    """The model's files are missing, incomplete or inconsistent."""
+
+    kind = "model-invalid"
+
+
+class ShardingError(MusterError):
+    """The model cannot be sharded in the way or to the world size asked for."""
+
+    kind = "sharding-unsupported"
+
+
+class ScriptError(MusterError):
+    """The script cannot be started: missing, unreadable, or not Python."""
+
+    kind = "script-invalid"
+
+
+class RequestError(MusterError):
+    """A request that names something unknown or carries a bad value."""
+
+    kind = "request-invalid"
+
+
+class PlacementError(MusterError):
+    """No set of live nodes can hold the instance."""
+
+    kind = "placement-refused"
+
+
+class LogError(MusterError):
+    """The event log cannot be read or written."""
+
+    kind = "log-unavailable"
+    retryable = True
+
+
+class UnreachableError(MusterError):
+    """The coordinator does not answer at the address given."""
+
+    kind = "coordinator-unreachable"
+    retryable = True
+
+
+class ProtocolError(MusterError):
+    """A peer sent bytes that are not a message of this protocol."""
+
+    kind = "protocol-violation"
+
+
+class ScopeError(MusterError):
+    """The coordination file cannot be put in place, or its directory is not private."""
+
+    kind = "scope-unavailable"
+
+
+class LockError(MusterError):
+    """Another process owns what this one wants for itself."""
+
+    kind = "in-use"
