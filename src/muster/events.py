@@ -1,0 +1,255 @@
+"""The facts that the event log holds, as tagged Structs in one union, and the envelope around them.
+
+Evolution: a tag, once published, keeps its meaning; new fields get defaults; a field is never retyped.
+A reader keeps and skips what it does not know: unknown fields are ignored, an unknown tag decodes to `Unknown`.
+"""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import msgspec
+
+from muster.spec import (
+    Address,
+    Assignment,
+    Backend,
+    BootId,
+    Failure,
+    InstanceId,
+    InstanceSpec,
+    NodeId,
+    NodeInfo,
+)
+
+
+class Fact(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    """Base of every event."""
+
+
+class CoordinatorStarted(Fact, frozen=True, kw_only=True, tag="coordinator.started"):
+    """A coordinator opened the log. `epoch` names the log, `boot` this run of the coordinator."""
+
+    epoch: str
+    boot: BootId
+    version: str
+
+
+class NodeJoined(Fact, frozen=True, kw_only=True, tag="node.joined"):
+    """A worker said hello. It replaces what an earlier boot of the node said."""
+
+    info: NodeInfo
+
+
+class NodeLost(Fact, frozen=True, kw_only=True, tag="node.lost"):
+    """A boot of a node is over: it left, its lease ran out, or a new boot replaced it."""
+
+    node: NodeId
+    boot: BootId
+    reason: str
+
+
+class InstanceFact(Fact, frozen=True, kw_only=True):
+    """Base of the events about one attempt of one instance."""
+
+    instance: InstanceId
+    attempt: int
+
+
+class InstanceCreated(InstanceFact, frozen=True, kw_only=True, tag="instance.created"):
+    """A request was accepted and placed; its first attempt begins."""
+
+    spec: InstanceSpec
+    assignments: tuple[Assignment, ...]
+    backend: Backend
+    key: str = ""
+
+
+class AttemptStarted(InstanceFact, frozen=True, kw_only=True, tag="attempt.started"):
+    """A further attempt begins, after every process of the one before is gone."""
+
+    assignments: tuple[Assignment, ...]
+    backend: Backend
+
+
+class InstanceReady(InstanceFact, frozen=True, kw_only=True, tag="instance.ready"):
+    """Every rank is ready."""
+
+
+class InstanceFailed(InstanceFact, frozen=True, kw_only=True, tag="instance.failed"):
+    """The attempt is over; its ranks are torn down. The next one starts at `retry_at_ns`, never where `None`."""
+
+    failure: Failure
+    retry_at_ns: int | None = None
+
+
+class InstanceFinished(InstanceFact, frozen=True, kw_only=True, tag="instance.finished"):
+    """A script ended with exit code 0 on every rank."""
+
+
+class InstanceDeleting(InstanceFact, frozen=True, kw_only=True, tag="instance.deleting"):
+    """Somebody asked for the end of the instance; its ranks are torn down."""
+
+    reason: str = ""
+
+
+class InstanceDeleted(InstanceFact, frozen=True, kw_only=True, tag="instance.deleted"):
+    """Every process of the instance is gone, and so is the instance."""
+
+
+class RankFact(InstanceFact, frozen=True, kw_only=True):
+    """Base of the events about one rank. `boot` is the boot of the node that reports it."""
+
+    rank: int
+    node: NodeId
+    boot: BootId
+
+
+class RankPrepared(RankFact, frozen=True, kw_only=True, tag="rank.prepared"):
+    """A runner took the rank, looked at its workload, and its ports are reserved.
+
+    `steps` is where rank 0 hands out the order of work ("host:port"), on models over two or more ranks.
+    `process_started` is the runner's start time in seconds since 1970: with the pid it names the process for good.
+    """
+
+    pid: int
+    process_started: float
+    addresses: tuple[Address, ...] = ()
+    steps: str | None = None
+
+
+class RankListening(RankFact, frozen=True, kw_only=True, tag="rank.listening"):
+    """The rank's own port is in LISTEN: its neighbour may dial it."""
+
+
+class RankConnected(RankFact, frozen=True, kw_only=True, tag="rank.connected"):
+    """The group is formed and its members are verified."""
+
+    seconds: float
+
+
+class RankLoaded(RankFact, frozen=True, kw_only=True, tag="rank.loaded"):
+    """The rank holds its shard. `layers` is the range [first, end) of the model's layers that it runs."""
+
+    layers: tuple[int, int] | None = None
+    sharding: str = "none"
+    weights_bytes: int = 0
+    seconds: float = 0.0
+
+
+class RankReady(RankFact, frozen=True, kw_only=True, tag="rank.ready"):
+    """The rank is warm and waits for work; for a script: it runs."""
+
+
+class RankFailed(RankFact, frozen=True, kw_only=True, tag="rank.failed"):
+    """The rank cannot go on."""
+
+    failure: Failure
+
+
+class RankGone(RankFact, frozen=True, kw_only=True, tag="rank.gone"):
+    """The rank's process is gone for certain, its files and ports with it. `exit_code` < 0 is minus the signal."""
+
+    exit_code: int | None = None
+
+
+Event = (
+    CoordinatorStarted
+    | NodeJoined
+    | NodeLost
+    | InstanceCreated
+    | AttemptStarted
+    | InstanceReady
+    | InstanceFailed
+    | InstanceFinished
+    | InstanceDeleting
+    | InstanceDeleted
+    | RankPrepared
+    | RankListening
+    | RankConnected
+    | RankLoaded
+    | RankReady
+    | RankFailed
+    | RankGone
+)
+
+EVENT_TYPES: tuple[type[Fact], ...] = get_args(Event)
+
+
+class Unknown(msgspec.Struct, frozen=True):
+    """An event of a newer peer. Its bytes are kept; it changes nothing here."""
+
+    kind: str
+
+
+class ReportId(msgspec.Struct, frozen=True, kw_only=True):
+    """Which report of a worker an event came in; `n` counts up within a boot, so that each is applied once."""
+
+    node: NodeId
+    boot: BootId
+    n: int
+
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True):
+    """An event with its place in the log.
+
+    `sequence` starts at 1 and has no gaps. `time_ns` is the coordinator's wall clock when it was logged.
+    `cause` is the sequence of the event that led to it, 0 for an outside cause. `body` is the event as msgpack.
+    """
+
+    sequence: int
+    time_ns: int
+    origin: NodeId
+    cause: int
+    body: msgspec.Raw
+    report: ReportId | None = None
+
+    def event(self) -> Event | Unknown:
+        """Decode the body. Raises `msgspec.DecodeError` if it is no event at all."""
+        return decode_event(self.body)
+
+
+class _Tagged(msgspec.Struct):
+    type: str
+
+
+_encoder = msgspec.msgpack.Encoder()
+_event_decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
+_tag_decoder = msgspec.msgpack.Decoder(_Tagged)
+_envelope_decoder = msgspec.msgpack.Decoder(Envelope)
+_KNOWN_TAGS = frozenset(str(kind.__struct_config__.tag) for kind in EVENT_TYPES)
+
+
+def kind_of(event: Event | Unknown) -> str:
+    """The event's tag, for example "rank.ready"."""
+    return event.kind if isinstance(event, Unknown) else str(type(event).__struct_config__.tag)
+
+
+def encode_event(event: Event) -> msgspec.Raw:
+    """The event as msgpack bytes, ready for an envelope's body."""
+    return msgspec.Raw(_encoder.encode(event))
+
+
+def decode_event(body: bytes | msgspec.Raw) -> Event | Unknown:
+    """Decode an event; a tag that this version does not know gives `Unknown`.
+
+    Raises:
+        msgspec.DecodeError: the bytes are no event, or a known event with a field of the wrong type.
+    """
+    try:
+        return _event_decoder.decode(body)
+    except msgspec.ValidationError:
+        tag = _tag_decoder.decode(body).type
+        if tag in _KNOWN_TAGS:
+            raise
+        return Unknown(kind=tag)
+
+
+def encode_envelope(envelope: Envelope) -> bytes:
+    """The envelope as msgpack bytes, as the events socket and the log carry it."""
+    return _encoder.encode(envelope)
+
+
+def decode_envelope(payload: bytes) -> Envelope:
+    """Inverse of `encode_envelope`. Raises `msgspec.DecodeError` on anything else."""
+    return _envelope_decoder.decode(payload)

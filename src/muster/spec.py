@@ -1,0 +1,219 @@
+"""What a client asks for: the spec of an instance, and the words that every layer shares."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal, NewType
+
+import msgspec
+
+NodeId = NewType("NodeId", str)
+BootId = NewType("BootId", str)
+InstanceId = NewType("InstanceId", str)
+
+#: Origin of the events that the coordinator itself decides.
+COORDINATOR = NodeId("coordinator")
+
+Backend = Literal["ring", "jaccl"]
+BackendWish = Literal["auto", "ring", "jaccl"]
+ShardingWish = Literal["auto", "pipeline", "tensor"]
+
+
+class Phase(StrEnum):
+    """Where a rank is on its way, in order; a failure names the phase that it happened in."""
+
+    PLACING = "placing"
+    PREPARING = "preparing"
+    FORMING = "forming"
+    LOADING = "loading"
+    WARMING = "warming"
+    RUNNING = "running"
+    STOPPING = "stopping"
+
+
+class ModelWorkload(msgspec.Struct, frozen=True, kw_only=True, tag="model"):
+    """Serve an mlx-lm model. `model` is a directory that exists on every node, or a hub id."""
+
+    model: str
+    revision: str | None = None
+    sharding: ShardingWish = "auto"
+
+
+class ScriptWorkload(msgspec.Struct, frozen=True, kw_only=True, tag="script"):
+    """Run a Python file as every rank. `path` and `directory` must exist on every node.
+
+    `run_seconds` is how long a rank may run, `None` for as long as it likes.
+    """
+
+    path: str
+    arguments: tuple[str, ...] = ()
+    directory: str | None = None
+    environment: dict[str, str] = {}
+    run_seconds: float | None = None
+
+
+class GroupWorkload(msgspec.Struct, frozen=True, kw_only=True, tag="group"):
+    """Form the group, verify its members, and hold it; for testing links."""
+
+
+Workload = ModelWorkload | ScriptWorkload | GroupWorkload
+
+
+class NeverRestart(msgspec.Struct, frozen=True, kw_only=True, tag="never"):
+    """A failed attempt is the last one."""
+
+
+class RestartOnFailure(msgspec.Struct, frozen=True, kw_only=True, tag="on-failure"):
+    """Try again after a failure that may pass, `maximum` times in the instance's life, waiting longer each time.
+
+    Attempt n + 1 starts `backoff_seconds * 2 ** (n - 1)` after attempt n failed, at most `backoff_max_seconds`.
+    """
+
+    maximum: int = 5  #: with these waits about six seconds: a worker that is started again is back by then
+    backoff_seconds: float = 0.2
+    backoff_max_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.maximum < 1:
+            raise ValueError(f"restart.maximum is {self.maximum}; it must be at least 1 (or use never)")
+        for name in ("backoff_seconds", "backoff_max_seconds"):
+            value: float = getattr(self, name)
+            if not 0 <= value <= 86_400:
+                raise ValueError(f"restart.{name} is {value}; it must be between 0 and 86400 seconds")
+
+
+Restart = NeverRestart | RestartOnFailure
+
+
+class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
+    """How long each phase of an attempt may take, in seconds, on every rank.
+
+    Loading is measured from the last progress (a layer, a file), the others from the phase's start.
+    """
+
+    prepare_seconds: float = 60.0  #: a cold runner imports mlx-lm, about 3 s alone, much more when many start
+    form_seconds: float = 15.0
+    load_seconds: float = 300.0
+    warm_seconds: float = 60.0
+    stop_seconds: float = 3.0  #: from asking to SIGTERM, and again from SIGTERM to SIGKILL
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value: float = getattr(self, name)
+            if not 0 < value <= 86_400:
+                raise ValueError(f"deadlines.{name} is {value}; it must be above 0 and at most 86400 seconds")
+
+    def of(self, phase: Phase) -> float | None:
+        """Seconds that a rank may spend in `phase`; `None` where there is no limit."""
+        match phase:
+            case Phase.PREPARING:
+                return self.prepare_seconds
+            case Phase.FORMING:
+                return self.form_seconds
+            case Phase.LOADING:
+                return self.load_seconds
+            case Phase.WARMING:
+                return self.warm_seconds
+            case _:
+                return None
+
+
+class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One workload over `ranks` ranks, and how to bring it up.
+
+    `nodes` limits the placement to these nodes, in this rank order; empty means any.
+    `memory_bytes` is what each rank needs, `None` for the coordinator's estimate.
+    """
+
+    workload: Workload
+    name: str | None = None
+    ranks: int = 1
+    nodes: tuple[NodeId, ...] = ()
+    backend: BackendWish = "auto"
+    restart: Restart = NeverRestart()
+    deadlines: Deadlines = Deadlines()
+    memory_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.ranks <= 1024:
+            raise ValueError(f"ranks is {self.ranks}; it must be between 1 and 1024")
+        if len(set(self.nodes)) != len(self.nodes):
+            raise ValueError(f"nodes names a node twice: {', '.join(self.nodes)}")
+        if len(self.nodes) > self.ranks:
+            raise ValueError(f"nodes names {len(self.nodes)} nodes for {self.ranks} ranks; raise ranks")
+        if self.name is not None and not (0 < len(self.name) <= 64 and self.name.isprintable()):
+            raise ValueError(f"name is {self.name!r}; it must be 1 to 64 printable characters")
+        if self.memory_bytes is not None and self.memory_bytes < 0:
+            raise ValueError(f"memory_bytes is {self.memory_bytes}; it must not be negative")
+
+
+class Assignment(msgspec.Struct, frozen=True, kw_only=True):
+    """The node, and the boot of it, that a rank of one attempt runs on."""
+
+    rank: int
+    node: NodeId
+    boot: BootId
+
+
+class Address(msgspec.Struct, frozen=True):
+    """An endpoint that a rank reserved for its group.
+
+    `host` is the IPv4 address as other nodes see it, `port` is held by a reservation of the rank's worker, and
+    `network` is the interface's as CIDR ("10.0.0.0/24"): equal text means the same network.
+    """
+
+    host: str
+    port: int
+    network: str
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+class NodeAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """An IPv4 address of a node and its network, as CIDR."""
+
+    host: str
+    network: str
+
+
+class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node says of itself when it joins. `boot` is new each time its worker starts."""
+
+    node: NodeId
+    boot: BootId
+    hostname: str
+    machine: str  #: the same on every worker of one machine, so that memory is not counted twice
+    pid: int
+    addresses: tuple[NodeAddress, ...]
+    backends: tuple[str, ...]
+    memory_bytes: int
+    max_ranks: int
+    versions: dict[str, str] = {}
+    replaces: BootId | None = None  #: the boot before this one, proven to be over by the lock on the state directory
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """Why something failed: who, when in its life, what happened, and what to do.
+
+    `rank` is -1 and `node` empty where the cause is not one rank's. `exit_code` is minus the signal's number
+    for a process that a signal ended. `secondary` marks the echo of another rank's failure.
+    """
+
+    kind: str
+    message: str
+    remedy: str = ""
+    phase: Phase = Phase.PREPARING
+    rank: int = -1
+    node: NodeId = NodeId("")
+    exit_code: int | None = None
+    retryable: bool = False
+    secondary: bool = False
+    log_tail: tuple[str, ...] = ()
+
+    def sentence(self) -> str:
+        """One line for a person: rank, node, phase, what happened, what to do."""
+        where = f"rank {self.rank} on node {self.node}, " if self.rank >= 0 else ""
+        where = where or (f"node {self.node}, " if self.node else "")
+        remedy = f" {self.remedy}" if self.remedy else ""
+        return f"{where}while {self.phase.value}: {self.message}.{remedy}"

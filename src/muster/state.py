@@ -1,0 +1,208 @@
+"""The state of the cluster: what the log says, as `muster.fold` folds it. Pure vocabulary, and questions about it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from muster.events import (
+    RankFact,
+    RankGone,
+    ReportId,
+)
+from muster.spec import (
+    Address,
+    Backend,
+    Failure,
+    InstanceId,
+    InstanceSpec,
+    ModelWorkload,
+    NodeId,
+    NodeInfo,
+    Phase,
+    ScriptWorkload,
+)
+
+# --- ranks --------------------------------------------------------------------------------------------------
+
+
+class Assigned(msgspec.Struct, frozen=True, tag="assigned"):
+    """Given to a node; its worker has not reported yet."""
+
+
+class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
+    """A runner holds the rank and its ports."""
+
+
+class Listening(msgspec.Struct, frozen=True, tag="listening"):
+    """Waits for its neighbour to dial."""
+
+
+class Connected(msgspec.Struct, frozen=True, tag="connected"):
+    """Member of a verified group."""
+
+
+class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
+    """Holds its shard."""
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """Warm; a script: running."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """Cannot go on; its process may still be there."""
+
+    failure: Failure
+
+
+class Gone(msgspec.Struct, frozen=True, tag="gone"):
+    """Its process is gone for certain. `failure` is why, where it was not asked to go."""
+
+    exit_code: int | None = None
+    failure: Failure | None = None
+
+
+RankState = Assigned | Prepared | Listening | Connected | Loaded | Ready | Failed | Gone
+
+
+class Rank(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank of the current attempt. `since_ns` is when it entered its state."""
+
+    rank: int
+    node: NodeId
+    boot: str
+    state: RankState
+    since_ns: int
+    pid: int = 0
+    process_started: float = 0.0
+    addresses: tuple[Address, ...] = ()
+    steps: str | None = None
+    layers: tuple[int, int] | None = None
+    sharding: str = "none"
+    weights_bytes: int = 0
+
+
+# --- instances ----------------------------------------------------------------------------------------------
+
+
+class Starting(msgspec.Struct, frozen=True, tag="starting"):
+    """An attempt is under way."""
+
+
+class Running(msgspec.Struct, frozen=True, tag="ready"):
+    """Every rank is ready."""
+
+
+class Broken(msgspec.Struct, frozen=True, tag="failed"):
+    """The attempt failed. The next one starts at `retry_at_ns`; never where that is `None`."""
+
+    failure: Failure
+    retry_at_ns: int | None = None
+
+
+class Finished(msgspec.Struct, frozen=True, tag="finished"):
+    """A script ended well on every rank."""
+
+
+class Deleting(msgspec.Struct, frozen=True, tag="deleting"):
+    """Its ranks are being torn down, and then it is gone."""
+
+
+InstanceStatus = Starting | Running | Broken | Finished | Deleting
+
+
+class Instance(msgspec.Struct, frozen=True, kw_only=True):
+    """An instance and its current attempt."""
+
+    id: InstanceId
+    spec: InstanceSpec
+    created_ns: int
+    attempt: int
+    backend: Backend
+    status: InstanceStatus
+    since_ns: int
+    ranks: tuple[Rank, ...]
+    created_by: int  #: sequence of its `InstanceCreated`
+    caused_by: int  #: sequence of the event that began the current attempt
+    key: str = ""  #: the client's own name for its request, so that asking twice creates once
+    failures: tuple[Failure, ...] = ()
+    failed_attempts: int = 0
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """A node as it last said hello. `lost` is the reason why it is not there, `None` while it is."""
+
+    info: NodeInfo
+    since_ns: int
+    lost: str | None = None
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that the log says, up to and including `sequence`.
+
+    `reports` is the last report of each node that was applied. Treat the dicts as frozen: `apply` replaces them.
+    """
+
+    sequence: int = 0
+    epoch: str = ""
+    coordinator_boot: str = ""
+    nodes: dict[NodeId, Node] = {}
+    instances: dict[InstanceId, Instance] = {}
+    reports: dict[NodeId, ReportId] = {}
+
+
+# --- questions that several layers ask ----------------------------------------------------------------------
+
+
+def status_name(status: InstanceStatus | RankState) -> str:
+    """The state's name as people see it: its tag."""
+    return str(type(status).__struct_config__.tag)
+
+
+def rank_of(state: State, fact: RankFact) -> Rank | None:
+    """The rank that a rank event speaks of, or `None` if the event is stale.
+
+    Stale is an event of an instance that is not there, of another attempt, of another boot of the node, of a rank
+    that is gone already, or one that would bring a failed rank back.
+    """
+    instance = state.instances.get(fact.instance)
+    if instance is None or instance.attempt != fact.attempt or not 0 <= fact.rank < len(instance.ranks):
+        return None
+    rank = instance.ranks[fact.rank]
+    if rank.node != fact.node or rank.boot != fact.boot or isinstance(rank.state, Gone):
+        return None
+    if isinstance(rank.state, Failed) and not isinstance(fact, RankGone):
+        return None
+    return rank
+
+
+def all_gone(instance: Instance) -> bool:
+    """Whether no process of the instance is left anywhere."""
+    return all(isinstance(rank.state, Gone) for rank in instance.ranks)
+
+
+def wants_ranks(instance: Instance) -> bool:
+    """Whether the instance's ranks should be alive (else they are torn down)."""
+    return isinstance(instance.status, Starting | Running)
+
+
+def phase_of(instance: Instance, rank: Rank) -> Phase:
+    """What a rank is busy with, given the last thing that it reported."""
+    match rank.state:
+        case Assigned():
+            return Phase.PREPARING
+        case Prepared() | Listening():
+            return Phase.FORMING
+        case Connected():
+            return Phase.LOADING if isinstance(instance.spec.workload, ModelWorkload) else Phase.WARMING
+        case Loaded():
+            return Phase.WARMING
+        case Ready():
+            return Phase.RUNNING
+        case Failed() | Gone():
+            return Phase.STOPPING
+
+
+def is_script(instance: Instance) -> bool:
+    """Whether the instance runs a script, whose ranks may end by themselves."""
+    return isinstance(instance.spec.workload, ScriptWorkload)
