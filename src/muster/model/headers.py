@@ -1,0 +1,149 @@
+"""Reads what a safetensors file says about itself, without reading a single weight.
+
+Source: the safetensors format: eight bytes of little-endian header length, a JSON header that maps each tensor's
+name to its dtype, shape and byte range, then the tensors without a gap.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from muster.errors import ModelError
+
+#: Bits per element of every dtype that the format knows.
+DTYPE_BITS: Final[dict[str, int]] = {
+    "BOOL": 8,
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+    "U8": 8,
+    "I8": 8,
+    "F8_E5M2": 8,
+    "F8_E4M3": 8,
+    "F8_E8M0": 8,
+    "I16": 16,
+    "U16": 16,
+    "F16": 16,
+    "BF16": 16,
+    "I32": 32,
+    "U32": 32,
+    "F32": 32,
+    "C64": 64,
+    "F64": 64,
+    "I64": 64,
+    "U64": 64,
+}
+
+#: The format's own limit; a larger length is a file of another kind.
+MAX_HEADER_BYTES: Final = 100_000_000
+
+_DOWNLOAD_AGAIN = "download or copy the file again"
+
+
+class TensorInfo(msgspec.Struct, frozen=True):
+    """One tensor of a checkpoint: `dtype` as the file spells it, `file` relative to the model's directory."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+    bytes: int
+
+
+def read_header_bytes(path: Path) -> bytes:
+    """The JSON header of `path`, undecoded.
+
+    Raises:
+        ModelError: the file cannot be read, is cut short, or is no safetensors file.
+    """
+    try:
+        real_bytes = path.stat().st_size
+        with path.open("rb") as file:
+            prefix = file.read(8)
+            if prefix == b"version ":
+                raise ModelError(
+                    f"{path.name} is a Git LFS pointer, not weights", remedy="run `git lfs pull` in its directory"
+                )
+            if len(prefix) < 8:
+                raise _truncated(path, 8, real_bytes)
+            length = int.from_bytes(prefix, "little")
+            if not 2 <= length <= MAX_HEADER_BYTES:
+                raise ModelError(
+                    f"{path.name} is no safetensors file: its header would be {length} bytes long",
+                    remedy=_DOWNLOAD_AGAIN,
+                )
+            header = file.read(length)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}", remedy=_DOWNLOAD_AGAIN) from error
+    if len(header) < length:
+        raise _truncated(path, 8 + length, real_bytes)
+    return header
+
+
+def read_tensors(path: Path) -> dict[str, TensorInfo]:
+    """Every tensor that the header of `path` lists, after checking it against the file's real size.
+
+    Raises:
+        ModelError: as `read_header_bytes`, or a tensor's range is not its dtype and shape's, leaves a gap, or
+            overlaps another.
+    """
+    header = read_header_bytes(path)
+    try:
+        entries: Any = json.loads(header)
+        if not isinstance(entries, dict):
+            raise ValueError("it is not an object")
+        entries.pop("__metadata__", None)
+        ranges: list[tuple[int, int, str]] = []
+        tensors: dict[str, TensorInfo] = {}
+        for name, entry in entries.items():
+            begin, end = entry["data_offsets"]
+            shape = tuple(int(size) for size in entry["shape"])
+            info = TensorInfo(str(entry["dtype"]), shape, path.name, int(end) - int(begin))
+            _check_bytes(path, name, info)
+            ranges.append((int(begin), int(end), name))
+            tensors[name] = info
+    except (ValueError, TypeError, KeyError) as error:
+        raise ModelError(f"{path.name} has a header that cannot be read: {error}", remedy=_DOWNLOAD_AGAIN) from error
+    _check_ranges(path, ranges, data_start=8 + len(header))
+    return tensors
+
+
+def _check_bytes(path: Path, name: str, info: TensorInfo) -> None:
+    bits = DTYPE_BITS.get(info.dtype)
+    if bits is None:
+        raise ModelError(f"{path.name}: tensor {name} has the unknown dtype {info.dtype}", remedy=_DOWNLOAD_AGAIN)
+    expected = math.prod(info.shape) * bits / 8
+    if min(info.shape, default=0) < 0 or info.bytes != expected:
+        raise ModelError(
+            f"{path.name}: tensor {name} takes {info.bytes} bytes, but {info.dtype} of shape {list(info.shape)} "
+            f"takes {expected:.0f}",
+            remedy=_DOWNLOAD_AGAIN,
+        )
+
+
+def _check_ranges(path: Path, ranges: list[tuple[int, int, str]], data_start: int) -> None:
+    position = 0
+    for begin, end, name in sorted(ranges):
+        if begin != position:
+            raise ModelError(
+                f"{path.name}: tensor {name} begins at byte {begin} of the data, expected {position}",
+                remedy=_DOWNLOAD_AGAIN,
+            )
+        position = end
+    expected, real = data_start + position, path.stat().st_size
+    if real < expected:
+        raise _truncated(path, expected, real)
+    if real > expected:
+        raise ModelError(
+            f"{path.name} has {real - expected} bytes that belong to no tensor: expected {expected} bytes, "
+            f"found {real}",
+            remedy=_DOWNLOAD_AGAIN,
+        )
+
+
+def _truncated(path: Path, expected: int, real: int) -> ModelError:
+    return ModelError(f"{path.name} is truncated: expected {expected} bytes, found {real}", remedy=_DOWNLOAD_AGAIN)

@@ -1,0 +1,264 @@
+"""Decides how a model is shared out over ranks, before anything is loaded. Pure, apart from `supports`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final, Literal, cast
+
+import msgspec
+
+from muster.errors import ModelError, ShardingError
+from muster.model.files import ModelFiles, whole
+from muster.spec import ShardingWish
+
+Sharding = Literal["none", "pipeline", "tensor"]
+
+#: What the models' own code raises on a config that it cannot take.
+_MODEL_ERRORS: Final = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    ImportError,
+)
+
+
+class Supports(msgspec.Struct, frozen=True, kw_only=True):
+    """What the installed mlx-lm can do with an architecture. `vocabulary`: tensor sharding splits the head too."""
+
+    tensor: bool
+    pipeline: bool
+    vocabulary: bool = False
+
+
+class ShardPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model of `layers` layers is shared out over `world_size` ranks.
+
+    `split` is how many layers each rank holds. In a pipeline **rank 0 holds the last ones** and they add up to
+    `layers`; otherwise every rank holds (a slice of) all of them.
+    """
+
+    sharding: Sharding
+    world_size: int
+    layers: int
+    split: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        assert len(self.split) == self.world_size >= 1, self
+        if self.sharding == "pipeline":
+            assert min(self.split) >= 1, self
+            held = [layer for rank in reversed(range(self.world_size)) for layer in self.layers_of(rank)]
+            assert held == list(range(self.layers)), self
+        else:
+            assert set(self.split) == {self.layers}, self
+            assert (self.sharding == "none") == (self.world_size == 1), self
+
+    def layers_of(self, rank: int) -> range:
+        """The layers that `rank` runs."""
+        assert 0 <= rank < self.world_size, (rank, self.world_size)
+        if self.sharding != "pipeline":
+            return range(self.layers)
+        start = sum(self.split[rank + 1 :])
+        return range(start, start + self.split[rank])
+
+
+def plan(
+    files: ModelFiles,
+    sharding: ShardingWish,
+    world_size: int,
+    supports: Supports,
+    *,
+    split: tuple[int, ...] | None = None,
+) -> ShardPlan:
+    """Share `files` out over `world_size` ranks.
+
+    Args:
+        files: the model.
+        sharding: what the user asks for; "auto" takes tensor if everything divides, else pipeline.
+        world_size: number of ranks; one rank is never sharded, whatever `sharding` says.
+        supports: what `supports` found for this architecture.
+        split: layers per rank for a pipeline, rank 0 first; by default even, with the low ranks taking one more.
+
+    Raises:
+        ShardingError: it cannot be done; the message names the field and its value, the remedy a way that works.
+    """
+    if world_size < 1:
+        raise ShardingError(f"world size is {world_size}", remedy="use at least 1 rank")
+    if world_size == 1:
+        return ShardPlan(sharding="none", world_size=1, layers=files.layers, split=(files.layers,))
+    no_tensor = _against_tensor(files, world_size, supports)
+    no_pipeline = _against_pipeline(files, world_size, supports, split)
+    match sharding:
+        case "tensor" if no_tensor is None:
+            return _tensor_plan(files, world_size)
+        case "pipeline" if no_pipeline is None:
+            return _pipeline_plan(files, world_size, split)
+        case "auto" if no_tensor is None and split is None:
+            return _tensor_plan(files, world_size)
+        case "auto" if no_pipeline is None:
+            return _pipeline_plan(files, world_size, split)
+        case _:
+            pass
+    reasons = {
+        "tensor": f"tensor sharding is impossible: {no_tensor}",
+        "pipeline": f"a pipeline is impossible: {no_pipeline}",
+        "auto": f"tensor sharding is impossible: {no_tensor}; a pipeline is impossible: {no_pipeline}",
+    }
+    raise ShardingError(
+        f"model type {files.model_type} on {world_size} ranks: {reasons[sharding]}",
+        remedy=_way_out(files, sharding, world_size, supports),
+    )
+
+
+def even_split(layers: int, world_size: int) -> tuple[int, ...]:
+    """Layers per rank, as even as can be; the low ranks take one more."""
+    base, extra = divmod(layers, world_size)
+    return tuple(base + (1 if rank < extra else 0) for rank in range(world_size))
+
+
+def _tensor_plan(files: ModelFiles, world_size: int) -> ShardPlan:
+    return ShardPlan(sharding="tensor", world_size=world_size, layers=files.layers, split=(files.layers,) * world_size)
+
+
+def _pipeline_plan(files: ModelFiles, world_size: int, split: tuple[int, ...] | None) -> ShardPlan:
+    split = split or even_split(files.layers, world_size)
+    return ShardPlan(sharding="pipeline", world_size=world_size, layers=files.layers, split=split)
+
+
+def _against_pipeline(
+    files: ModelFiles, world_size: int, supports: Supports, split: tuple[int, ...] | None
+) -> str | None:
+    """Why this model cannot run as a pipeline; `None` if it can."""
+    if not supports.pipeline:
+        return "mlx-lm has no pipeline for this architecture"
+    if files.layers < world_size:
+        return f"num_hidden_layers is {files.layers}, fewer than {world_size} ranks"
+    if split is not None and (len(split) != world_size or min(split) < 1 or sum(split) != files.layers):
+        return (
+            f"the split {list(split)} must have {world_size} entries above 0 that add up to "
+            f"num_hidden_layers {files.layers}"
+        )
+    return None
+
+
+def _against_tensor(files: ModelFiles, world_size: int, supports: Supports) -> str | None:
+    """Why this model cannot be sharded by tensors; `None` if it can."""
+    if not supports.tensor:
+        return "mlx-lm has no tensor sharding for this architecture"
+    if reasons := _indivisible(files, world_size, supports):
+        return ", ".join(reasons)
+    return None
+
+
+def _indivisible(files: ModelFiles, world_size: int, supports: Supports) -> list[str]:
+    """Every size that must divide by `world_size` and does not. hidden_size itself is never split by mlx-lm."""
+    text = files.text_config
+    sizes: list[tuple[str, int | None]] = [("num_attention_heads", files.heads)]
+    # Latent attention (DeepSeek) expands its heads from one shared latent: num_key_value_heads is not used.
+    if whole(text, "kv_lora_rank") is None:
+        sizes.append(("num_key_value_heads", files.kv_heads))
+    sizes += [(name, whole(text, name)) for name in ("linear_num_key_heads", "linear_num_value_heads")]
+    if supports.vocabulary:
+        sizes.append(("vocab_size", files.vocabulary))
+    inner = _inner_sizes(files)
+    reasons = [
+        f"{name} is {size}, which does not divide by {world_size} ranks"
+        for name, size in [*sizes, *inner]
+        if size is not None and size % world_size
+    ]
+    group_size = _group_size(files)
+    if reasons or group_size == 1:
+        return reasons
+    return [
+        f"{name} is {size}, whose {size // world_size} on each rank is no multiple of the quantisation's "
+        f"group_size {group_size}"
+        for name, size in [*inner, *_attention_width(files)]
+        if size is not None and (size // world_size) % group_size
+    ]
+
+
+def _inner_sizes(files: ModelFiles) -> list[tuple[str, int | None]]:
+    text = files.text_config
+    names = ("moe_intermediate_size", "shared_expert_intermediate_size")
+    return [("intermediate_size", files.intermediate), *((name, whole(text, name)) for name in names)]
+
+
+def _attention_width(files: ModelFiles) -> list[tuple[str, int | None]]:
+    """The input of the attention's output projection, which a rank gets a slice of."""
+    head_size = whole(files.text_config, "v_head_dim") or files.head_size
+    if files.heads is None:
+        return []
+    if head_size is None:
+        return [("hidden_size", files.hidden_size)]
+    return [(f"num_attention_heads {files.heads} x head size {head_size}", files.heads * head_size)]
+
+
+def _group_size(files: ModelFiles) -> int:
+    """How many neighbouring weights share a scale, the least common multiple over all layers; 1 if not quantised."""
+    quantisation = files.config.get("quantization") or files.text_config.get("quantization_config")
+    if not isinstance(quantisation, dict):
+        return 1
+    entries = cast("dict[str, Any]", quantisation)
+    nested = (entry for entry in entries.values() if isinstance(entry, dict))
+    sizes = [whole(cast("dict[str, Any]", entry), "group_size") or 1 for entry in (entries, *nested)]
+    return math.lcm(*sizes)
+
+
+def _way_out(files: ModelFiles, sharding: ShardingWish, world_size: int, supports: Supports) -> str:
+    ways: list[str] = []
+    fits = [
+        ranks
+        for ranks in range(2, world_size)
+        if (sharding != "pipeline" and _against_tensor(files, ranks, supports) is None)
+        or (sharding != "tensor" and _against_pipeline(files, ranks, supports, None) is None)
+    ]
+    ways.append(f"use {fits[-1]} ranks" if fits else "use 1 rank")
+    if sharding == "tensor" and _against_pipeline(files, world_size, supports, None) is None:
+        ways.append("--sharding pipeline")
+    if sharding == "pipeline" and _against_tensor(files, world_size, supports) is None:
+        ways.append("--sharding tensor")
+    return " or ".join(ways)
+
+
+class _OnlyRank:
+    """Stands for a group of one: sharding by it changes the kinds of layers, not their sizes."""
+
+    def rank(self) -> int:
+        return 0
+
+    def size(self) -> int:
+        return 1
+
+
+def supports(files: ModelFiles) -> Supports:
+    """Ask the installed mlx-lm what it can do with this architecture. Imports mlx-lm; reads no weights.
+
+    The model is built from its config alone, lazily: nothing is computed.
+
+    Raises:
+        ModelError: mlx-lm does not know the architecture, or cannot build it from this config.
+    """
+    from mlx_lm.utils import _get_classes
+
+    try:
+        model_class, args_class = _get_classes(dict(files.config))
+        model: Any = model_class(args_class.from_dict(dict(files.config)))
+    except _MODEL_ERRORS as error:
+        raise ModelError(
+            f"mlx-lm cannot build model type {files.model_type!r} from {files.directory}/config.json: {error}",
+            remedy="use a model that the installed mlx-lm supports, or upgrade mlx-lm",
+        ) from error
+    pipeline = hasattr(model, "model") and hasattr(model.model, "pipeline")
+    try:
+        vocabulary = hasattr(model, "shard") and _splits_head(model)
+    except _MODEL_ERRORS:  # a config that the architecture's own sharding cannot take, even for one rank
+        return Supports(tensor=False, pipeline=pipeline)
+    return Supports(tensor=hasattr(model, "shard"), pipeline=pipeline, vocabulary=vocabulary)
+
+
+def _splits_head(model: Any) -> bool:
+    model.shard(_OnlyRank())
+    heads = [module for name, module in model.named_modules() if name.rsplit(".", 1)[-1] == "lm_head"]
+    return any("AllToSharded" in type(head).__name__ for head in heads)
