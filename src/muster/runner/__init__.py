@@ -1,0 +1,1 @@
+"""The subprocess that is one rank of one attempt: group, model or script, steps."""

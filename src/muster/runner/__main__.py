@@ -1,0 +1,9 @@
+"""Entry of the runner process: `python -m muster.runner DESCRIPTOR PARENT_PID full|light`."""
+
+from __future__ import annotations
+
+import sys
+
+from muster.runner.main import main
+
+main(int(sys.argv[1]), int(sys.argv[2]), full=sys.argv[3] == "full")

@@ -1,0 +1,179 @@
+"""The life of a runner: warm up, take a rank, form its group, run its workload, end."""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib.metadata
+import os
+import platform
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from muster import __version__
+from muster.errors import MusterError, ProtocolError
+from muster.group.payload import Payload
+from muster.rank_protocol import ConnectedFrame, FailedFrame, Form, Prepare, WarmFrame
+from muster.runner import warmth
+from muster.runner.context import RankContext, RankWorkload
+from muster.runner.frames import Channel
+from muster.runner.parent import die_with
+from muster.spec import Failure, GroupWorkload, ModelWorkload, Phase, ScriptWorkload
+
+#: Added to the worker's own deadline before the C-level watchdog ends the process, in seconds.
+WATCHDOG_GRACE_SECONDS = 2.0
+
+
+def main(descriptor: int, parent_pid: int, *, full: bool) -> None:
+    """Run as a runner on the worker's socket `descriptor`; never returns.
+
+    `full` imports mlx-lm as well, which a model needs and which takes most of a runner's start.
+    """
+    die_with(parent_pid)
+    # The worker decides when a runner ends: Ctrl-C in a shared terminal must not reach it first.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = Channel(socket.socket(fileno=descriptor))
+    os.set_inheritable(descriptor, False)
+    code = 1
+    context: RankContext | None = None
+    try:
+        channel.send(_warm(full=full))
+        first = channel.receive()
+        if first is None or not isinstance(first, Prepare):
+            os._exit(0)
+        context = RankContext(channel, first)
+        workload = _workload(context)
+        channel.send(workload.prepare())
+        second = channel.receive()
+        if second is None or not isinstance(second, Form):
+            os._exit(0)
+        context.phase = Phase.FORMING
+        code = _form_and_run(workload, context, second)
+    except MusterError as error:
+        _fail(channel, context, _failure_of(error))
+    except Exception as error:  # the outermost edge of the process: whatever it is, the worker hears of it
+        traceback.print_exc()
+        _fail(channel, context, _unexpected(error))
+    _exit(code)
+
+
+def _exit(code: int) -> None:
+    """End without the interpreter's teardown, which joins MLX's threads and may wait for a dead peer."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _warm(*, full: bool) -> WarmFrame:
+    begin = time.perf_counter()
+    warmth.warm_up(full=full)
+    from muster.group.formation import available_backends
+
+    return WarmFrame(
+        seconds=time.perf_counter() - begin,
+        memory_bytes=psutil.Process().memory_info().rss,
+        backends=available_backends(),
+        versions=versions(),
+    )
+
+
+def versions() -> dict[str, str]:
+    """The versions that must agree between the ranks of a group."""
+    return {
+        "muster": __version__,
+        "python": platform.python_version(),
+        "mlx": importlib.metadata.version("mlx"),
+        "mlx-lm": importlib.metadata.version("mlx-lm"),
+    }
+
+
+def _workload(context: RankContext) -> RankWorkload:
+    match context.prepare.workload:
+        case ModelWorkload() as model:
+            from muster.runner.model_rank import ModelRank
+
+            return ModelRank(context, model)
+        case ScriptWorkload() as script:
+            from muster.runner.script_rank import ScriptRank
+
+            return ScriptRank(context, script)
+        case GroupWorkload():
+            from muster.runner.group_rank import GroupRank
+
+            return GroupRank(context)
+
+
+def _form_and_run(workload: RankWorkload, context: RankContext, form: Form) -> int:
+    channel, prepare = context.channel, context.prepare
+    if form.payload is None:
+        channel.send(ConnectedFrame(seconds=0.0))
+        return workload.run(None, form)
+    from muster.group import formation, verify
+
+    try:
+        payload: Payload = msgspec.msgpack.decode(form.payload, type=Payload)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"the payload cannot be decoded: {error}") from error
+    # Before MLX has the neighbours: a rank that comes late to the exchange makes the others spin.
+    mine = verify.own_identity(
+        prepare.instance, prepare.attempt, prepare.rank, prepare.world_size, workload.fingerprint()
+    )
+    begin = time.perf_counter()
+    faulthandler.dump_traceback_later(prepare.shared_seconds + WATCHDOG_GRACE_SECONDS, exit=True)
+    # The scope outlives formation: a script may read its variables, and `_exit` runs no cleanup of its own.
+    with formation.group_scope(payload, directory=Path(prepare.directory)) as formed:
+        warmth.formed()
+        verify.check(mine, verify.exchange(formed.group, mine))
+        faulthandler.cancel_dump_traceback_later()
+        channel.send(ConnectedFrame(seconds=time.perf_counter() - begin))
+        if not isinstance(prepare.workload, ScriptWorkload):
+            formed.close()
+        return workload.run(formed.group, form)
+
+
+def _fail(channel: Channel, context: RankContext | None, failure: Failure) -> None:
+    if context is not None:
+        failure = msgspec.structs.replace(failure, rank=context.prepare.rank, phase=context.phase)
+    try:
+        channel.send(FailedFrame(failure=failure))
+    except OSError:
+        sys.stderr.write(f"muster: the worker is gone; nobody hears that {failure.sentence()}\n")
+
+
+def _failure_of(error: MusterError) -> Failure:
+    return Failure(
+        kind=error.kind,
+        message=error.message,
+        remedy=error.remedy,
+        retryable=error.retryable,
+        secondary=is_echo(error.message),
+    )
+
+
+def _unexpected(error: Exception) -> Failure:
+    text = f"{type(error).__name__}: {error}"
+    if is_echo(text):
+        return Failure(
+            kind="peer-lost",
+            message="the connection to a neighbour in the ring was lost",
+            remedy="Another rank ended or its node is gone; see the first failure.",
+            retryable=True,
+            secondary=True,
+        )
+    return Failure(
+        kind="internal",
+        message=text,
+        remedy="See the runner's output: muster logs",
+        retryable=True,
+    )
+
+
+def is_echo(text: str) -> bool:
+    """Whether an MLX error says no more than that another rank ended (mlx/distributed/ring/ring.cpp)."""
+    return "connection to a peer was lost" in text

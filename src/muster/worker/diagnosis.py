@@ -1,0 +1,88 @@
+"""What a worker concludes from how a runner ended, or did not get on."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+
+from muster.group.listening import has_connection, is_listening, strangers
+from muster.runner.main import is_echo
+from muster.spec import Failure, Phase
+from muster.state import Listening, Rank
+
+#: Lines of output that a failure quotes.
+TAIL_LINES = 8
+
+
+def ended(exit_code: int, tail: Sequence[str], *, script: bool, phase: Phase) -> Failure:
+    """Why a runner ended by itself, from its exit code (minus the signal's number) and its last lines."""
+    lines = tuple(tail)[-TAIL_LINES:]
+    echo = any(is_echo(line) for line in lines)
+    if exit_code < 0:
+        name = _signal_name(-exit_code)
+        return Failure(
+            kind="rank-killed",
+            message=f"the runner was ended by {name}",
+            remedy="Out of memory is a frequent reason for SIGKILL: see the system's log."
+            if exit_code == -signal.SIGKILL
+            else "See its output: muster logs",
+            exit_code=exit_code,
+            retryable=True,
+            log_tail=lines,
+        )
+    if script and phase is Phase.RUNNING:
+        return Failure(
+            kind="peer-lost" if echo else "script-failed",
+            message=f"the script ended with exit code {exit_code}" + (", for it lost a neighbour" if echo else ""),
+            remedy="See its output: muster logs",
+            exit_code=exit_code,
+            retryable=True,
+            secondary=echo,
+            log_tail=lines,
+        )
+    return Failure(
+        kind="peer-lost" if echo else "rank-exited",
+        message=f"the runner ended by itself with exit code {exit_code}",
+        remedy="See its output: muster logs",
+        exit_code=exit_code,
+        retryable=True,
+        secondary=echo,
+        log_tail=lines,
+    )
+
+
+def not_formed(rank: Rank, ranks: Sequence[Rank], pid: int, seconds: float) -> Failure:
+    """Why a group was not formed in time: a stranger on the port, or the ranks that are not there yet."""
+    left = ranks[rank.rank - 1]
+    addresses = [(address.host, address.port) for address in rank.addresses]
+    same_machine = {address.host for address in left.addresses} & {address.host for address in rank.addresses}
+    found = strangers(
+        pid, addresses, {address.host for address in left.addresses}, [left.pid] if same_machine and left.pid else None
+    )
+    if not found and isinstance(rank.state, Listening) and not is_listening(pid, addresses):
+        # MLX stops listening when somebody has connected; a neighbour would still be there.
+        found = [] if has_connection(pid, addresses) else ["somebody who is gone again"]
+    if found:
+        ports = ", ".join(str(address) for address in rank.addresses)
+        return Failure(
+            kind="stranger-connected",
+            message=f"{', '.join(found)} connected to the rank's port ({ports}) before its neighbour did",
+            remedy="Keep port scanners and other programs away from these ports, and try again.",
+            retryable=True,
+        )
+    dialled = ranks[(rank.rank + 1) % len(ranks)]
+    return Failure(
+        kind="formation-timeout",
+        message=f"the group was not formed within {seconds:g} s; this rank waits for rank {left.rank} on node "
+        f"{left.node} to dial it, or for rank {dialled.rank} on node {dialled.node} to take its connection",
+        remedy="Check that the nodes reach each other on all TCP ports (a firewall?), and that no process is stopped.",
+        retryable=True,
+        secondary=True,  # all ranks are late together: one that has seen a reason is believed first
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,79 @@
+"""What a worker finds out about its node before it joins."""
+
+from __future__ import annotations
+
+import ipaddress
+import platform
+import socket
+import uuid
+from pathlib import Path
+
+import psutil
+
+from muster.bus import Endpoint
+from muster.errors import RequestError, UnreachableError
+from muster.spec import NodeAddress
+
+#: Part of the machine's memory that instances may have unless the operator says otherwise.
+_MEMORY_SHARE = 0.9
+
+
+def default_memory_bytes() -> int:
+    """Memory that instances may have on this machine."""
+    return int(psutil.virtual_memory().total * _MEMORY_SHARE)
+
+
+def machine_id() -> str:
+    """The same for every worker on this machine, another on every other one."""
+    for path in (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id")):
+        if path.is_file():
+            return path.read_text().strip()
+    return f"{platform.node()}-{uuid.getnode():x}"
+
+
+def addresses(wanted: tuple[str, ...], coordinator: Endpoint) -> tuple[NodeAddress, ...]:
+    """The addresses that other nodes dial: those the operator gave, or the one that the coordinator is reached from.
+
+    Others of this machine are not offered by themselves: two nodes may both have a bridge or a VPN with the same
+    network and not reach each other over it.
+
+    Raises:
+        RequestError: an address is not IPv4, or not one of this machine's.
+        UnreachableError: the coordinator's name does not resolve, or no interface leads there.
+    """
+    own = _own()
+    if not wanted:
+        wanted = (_towards(coordinator),)
+    found: list[NodeAddress] = []
+    for host in wanted:
+        if host not in own:
+            raise RequestError(
+                f"--address {host} is no IPv4 address of this machine; it has {', '.join(sorted(own))}",
+                remedy="Give an address that the other nodes reach this one at.",
+            )
+        found.append(NodeAddress(host=host, network=own[host]))
+    return tuple(found)
+
+
+def _own() -> dict[str, str]:
+    """IPv4 addresses of this machine and their networks."""
+    found: dict[str, str] = {}
+    for entries in psutil.net_if_addrs().values():
+        for entry in entries:
+            if entry.family == socket.AF_INET:
+                mask = entry.netmask or "255.255.255.255"
+                found[entry.address] = str(ipaddress.IPv4Network(f"{entry.address}/{mask}", strict=False))
+    return found
+
+
+def _towards(coordinator: Endpoint) -> str:
+    """The address that packets to the coordinator leave with; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((coordinator.host, coordinator.port))
+        except OSError as error:
+            raise UnreachableError(
+                f"no way leads to the coordinator at {coordinator}: {error.strerror or error}",
+                remedy="Check the address given with --join, and the network.",
+            ) from error
+        return str(probe.getsockname()[0])

@@ -1,0 +1,208 @@
+"""One runner process as the worker sees it: its frames, its output, its end."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+
+import anyio
+import anyio.abc
+import msgspec
+import psutil
+from anyio.streams.buffered import BufferedByteReceiveStream
+from loguru import logger
+
+from muster.errors import ProtocolError
+from muster.rank_protocol import FromRank, Stop, ToRank, WarmFrame
+from muster.runner.frames import HEADER_BYTES, encode_frame, frame_length
+from muster.worker.reaper import Reaper
+from muster.worker.records import Records
+
+#: How many of its last lines a failure quotes.
+TAIL_LINES = 20
+#: A longer line is cut, so that a workload cannot fill the worker's memory.
+MAX_LINE_BYTES = 64 * 1024
+#: Lines that wait for the coordinator before the runner's pipe is left to fill up, which makes the runner wait.
+_QUEUED_LINES = 256
+
+_decoder: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
+
+
+class RunnerProcess:
+    """A runner from its start to its certain end.
+
+    `run` owns it: the process, its group and its descriptors are gone when `run` has returned, also on cancellation.
+    """
+
+    def __init__(self, reaper: Reaper, records: Records, *, full: bool) -> None:
+        self.full = full
+        self.pid = 0
+        self.started = 0.0  #: seconds since 1970; with the pid it names the process for good
+        self.exit_code: int | None = None
+        self.warm: WarmFrame | None = None
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._reaper = reaper
+        self._records = records
+        self._ended = anyio.Event()
+        self._drained = anyio.Event()
+        self._warmed = anyio.Event()
+        self._frames_in, self.frames = anyio.create_memory_object_stream[FromRank](math.inf)
+        self._lines_in, self.lines = anyio.create_memory_object_stream[str](_QUEUED_LINES)
+        self._connection: anyio.abc.UNIXSocketStream | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process is gone and reaped."""
+        return self._ended.is_set()
+
+    async def wait_ended(self) -> int:
+        """Wait until the process is gone; its exit code, minus the signal's number where a signal ended it."""
+        await self._ended.wait()
+        assert self.exit_code is not None
+        return self.exit_code
+
+    async def wait_warm(self) -> bool:
+        """Wait until the process is warm, or gone: `False`."""
+        await self._warmed.wait()
+        return self.warm is not None
+
+    async def send(self, frame: ToRank) -> None:
+        """Send a frame; one for a process that is gone is dropped, its end is reported anyway."""
+        if self._connection is not None:
+            with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                await self._connection.send(encode_frame(frame))
+
+    def resident_bytes(self) -> int:
+        """Resident memory of the process, 0 when it is gone."""
+        try:
+            return int(psutil.Process(self.pid).memory_info().rss)
+        except psutil.Error:
+            return 0
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Start the process and stay until it is gone."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", "muster.runner", str(theirs.fileno()), str(os.getpid())]
+            process = await anyio.open_process(
+                [*command, "full" if self.full else "light"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
+        self.pid = process.pid
+        self._reaper.watch(self.pid)
+        try:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self.started = psutil.Process(self.pid).create_time()
+            self._records.add(self.pid, self.started)
+            self._connection = await anyio.abc.UNIXSocketStream.from_socket(ours)
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._read_frames, self._connection)
+                group.start_soon(self._read_lines, process)
+                task_status.started()
+                self.exit_code = await process.wait()
+                self._kill_group()
+                # What it wrote last is still in the pipe; a descendant may keep that open for ever.
+                with anyio.move_on_after(1.0):
+                    await self._drained.wait()
+                group.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._bury(process)
+
+    async def end(self, *, ask: bool, patience_seconds: float) -> int:
+        """The ladder: ask, SIGTERM, SIGKILL, each with `patience_seconds` to work. Answers the exit code.
+
+        `ask` makes sense only while the runner reads its frames.
+        """
+        if ask and not self.ended:
+            with anyio.move_on_after(patience_seconds):
+                await self.send(Stop())
+                await self._ended.wait()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if self.ended:
+                break
+            self.signal(number)
+            self.signal(signal.SIGCONT)  # a stopped process takes SIGTERM only when it goes on
+            with anyio.move_on_after(patience_seconds):
+                await self._ended.wait()
+        return await self.wait_ended()
+
+    async def _bury(self, process: anyio.abc.Process) -> None:
+        if process.returncode is None:
+            self.signal(signal.SIGKILL)
+            self.exit_code = await process.wait()
+            self._kill_group()
+        for stream in (process.stdout, self._connection):
+            if stream is not None:
+                await stream.aclose()
+        self._reaper.forget(self.pid)
+        self._records.remove(self.pid)
+        self._frames_in.close()
+        self._lines_in.close()
+        self._ended.set()
+        self._warmed.set()
+
+    def signal(self, number: int) -> None:
+        """Signal the process and what it started."""
+        if not self.ended:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number)
+
+    def _kill_group(self) -> None:
+        """End what the runner has started and left behind."""
+        self.signal(signal.SIGKILL)
+
+    async def _read_frames(self, connection: anyio.abc.UNIXSocketStream) -> None:
+        stream = BufferedByteReceiveStream(connection)
+        try:
+            while True:
+                header = await stream.receive_exactly(HEADER_BYTES)
+                frame = _decoder.decode(await stream.receive_exactly(frame_length(header)))
+                if isinstance(frame, WarmFrame):
+                    self.warm = frame
+                    self._warmed.set()
+                else:
+                    self._frames_in.send_nowait(frame)
+        except (anyio.EndOfStream, anyio.IncompleteRead, anyio.ClosedResourceError, anyio.BrokenResourceError):
+            pass
+        except (msgspec.DecodeError, ProtocolError) as error:
+            logger.error("runner {} sent what is no frame ({}); it is killed", self.pid, error)
+            self.signal(signal.SIGKILL)
+        finally:
+            self._frames_in.close()
+            self._warmed.set()
+
+    async def _read_lines(self, process: anyio.abc.Process) -> None:
+        assert process.stdout is not None
+        rest = b""
+        try:
+            while True:
+                rest += await process.stdout.receive()
+                *lines, rest = rest.split(b"\n")
+                if len(rest) > MAX_LINE_BYTES:
+                    lines, rest = [*lines, rest[:MAX_LINE_BYTES]], rest[MAX_LINE_BYTES:]
+                for line in lines:
+                    await self._line(line)
+        except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            if rest:
+                await self._line(rest)
+        finally:
+            self._drained.set()
+            self._lines_in.close()
+
+    async def _line(self, line: bytes) -> None:
+        text = line.decode("utf-8", "replace").rstrip("\r")
+        self.tail.append(text)
+        with contextlib.suppress(anyio.BrokenResourceError):
+            await self._lines_in.send(text)

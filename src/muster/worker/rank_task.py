@@ -1,0 +1,373 @@
+"""One rank's life on its node: take a runner, reserve ports, form, report, and leave nothing behind."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+import anyio.abc
+import msgspec
+from loguru import logger
+
+from muster.bus import Outbox
+from muster.errors import MusterError
+from muster.group.listening import is_listening
+from muster.group.payload import PreparedRank, build_ring
+from muster.group.ports import Reservation
+from muster.group.scope import owner_alive, sweep
+from muster.protocol import Progress
+from muster.rank_protocol import (
+    ConnectedFrame,
+    Form,
+    FromRank,
+    LoadedFrame,
+    Prepare,
+    PreparedFrame,
+    ProgressFrame,
+    ReadyFrame,
+)
+from muster.spec import Address, Failure, ModelWorkload, NodeInfo, Phase, ScriptWorkload
+from muster.state import Assigned, Connected, Listening, Loaded, Prepared, Ready, State
+from muster.worker import diagnosis
+from muster.worker.line import Line, RankError, RunnerEndedError
+from muster.worker.pool import RunnerPool
+from muster.worker.process import RunnerProcess
+from muster.worker.reporter import Reporter
+from muster.worker.watch import Place, StateWatch
+
+#: How often a rank that should listen is looked at; the kernel has no event for it.
+_LISTEN_POLL_SECONDS = 0.001
+#: How long a rank is held from dialling the last one: as long as the retry that this saves it.
+_HOLD_SECONDS = 1.0
+#: How long the last output of a rank may take to reach the outbox before its end is reported anyway.
+_LAST_OUTPUT_SECONDS = 5.0
+
+
+F = TypeVar("F")
+
+
+class Site(msgspec.Struct, frozen=True, kw_only=True):
+    """What all ranks of a worker share: who it is, where its files go, how it reserves ports."""
+
+    info: NodeInfo
+    directory: Path  #: of the coordination files
+    generation: str  #: endpoint of the coordinator's gateway
+    reserve: Callable[[str], Reservation]
+
+
+class RankTask:
+    """Runs one rank from its assignment to the report that its process is gone."""
+
+    def __init__(self, place: Place, site: Site, pool: RunnerPool, watch: StateWatch, outbox: Outbox) -> None:
+        self.place = place
+        self.ended = anyio.Event()
+        self.progress: Progress | None = None  #: what the heartbeat tells of it
+        self._site = site
+        self._pool = pool
+        self._watch = watch
+        self._scope = anyio.CancelScope()
+        self._phase = Phase.PREPARING
+        self._reporter = Reporter(place, site.info, outbox)
+        self._reservations: list[Reservation] = []
+        self._addresses: tuple[Address, ...] = ()
+        self._runner: RunnerProcess | None = None
+        self._links = 1
+        self._hurrying = False
+        self._worker_stops = False
+
+    def stop(self) -> None:
+        """The worker itself is being stopped: the rank fails with that as the cause."""
+        self._worker_stops = True
+        self._scope.cancel()
+
+    async def run(self) -> None:
+        """Live, and report; on cancellation too, nothing is left and the end is reported."""
+        self._hurry(True)
+        try:
+            with self._scope:
+                async with anyio.create_task_group() as group:
+                    group.start_soon(self._leave_when_unwanted)
+                    await self._live(group)
+                    group.cancel_scope.cancel()
+        except Exception as error:  # the outermost edge of a rank: the worker and its other ranks go on
+            logger.exception("{} failed in the worker itself", self.place)
+            self._fail(_failure("internal", f"{type(error).__name__}: {error}", "See the worker's log, and report it."))
+        finally:
+            with anyio.CancelScope(shield=True):
+                if self._worker_stops:
+                    self._fail(_failure("worker-stopped", "its worker was stopped", "Start the worker again."))
+                await self._tear_down()
+                self.ended.set()
+
+    async def _leave_when_unwanted(self) -> None:
+        await self._watch.until(lambda state: not self.place.wanted(state))
+        self._scope.cancel()
+
+    async def _live(self, group: anyio.abc.TaskGroup) -> None:
+        try:
+            try:
+                line = await self._take_runner(group)
+                await self._prepare(line)
+                await self._form(line)
+                await self._bring_up(line)
+                await self._stay(line)
+            except RunnerEndedError:
+                await self._judge_end()
+            except MusterError as error:
+                raise RankError(_of(error)) from error
+        except RankError as error:
+            self._fail(error.failure)
+
+    # --- preparing ----------------------------------------------------------------------------------------
+
+    async def _take_runner(self, group: anyio.abc.TaskGroup) -> Line:
+        if self.place.world_size > 1:
+            for address in self._site.info.addresses:
+                reservation = self._site.reserve(address.host)
+                self._reservations.append(reservation)
+                self._addresses += (Address(address.host, reservation.port, address.network),)
+        seconds = self.place.spec.deadlines.prepare_seconds
+        runner = self._runner = await self._pool.take(full=isinstance(self.place.spec.workload, ModelWorkload))
+        line = Line(runner, self._watch)
+        group.start_soon(self._reporter.pump, runner)
+        with anyio.move_on_after(seconds):
+            if not await runner.wait_warm():
+                await line.receive()  # raises what the runner said last, or that it ended
+        if runner.warm is None:
+            message = f"the runner did not start within {seconds:g} s"
+            raise RankError(_failure("deadline-passed", message, "Look at the load of the node."))
+        return line
+
+    async def _prepare(self, line: Line) -> None:
+        await line.runner.send(
+            Prepare(
+                instance=self.place.id,
+                attempt=self.place.attempt,
+                rank=self.place.rank,
+                world_size=self.place.world_size,
+                workload=self.place.spec.workload,
+                host=self._site.info.addresses[0].host,
+                directory=str(self._site.directory),
+                generation=self._site.generation,
+                shared_seconds=self.place.spec.deadlines.form_seconds,
+            )
+        )
+        frame = await self._expect(line, PreparedFrame, self.place.spec.deadlines.prepare_seconds)
+        self._reporter.prepared(line.runner, self._addresses, frame.steps)
+
+    # --- forming ------------------------------------------------------------------------------------------
+
+    async def _form(self, line: Line) -> None:
+        seconds = self.place.spec.deadlines.form_seconds
+        if self.place.world_size == 1:
+            self._phase = Phase.FORMING
+            await line.runner.send(Form())
+        else:
+            # The others' workers watch over the others: no deadline of this rank's own until it can act.
+            self._reporter.cause = await line.until(lambda state: not self._any(state, Assigned))
+            self._phase = Phase.FORMING
+            last = self.place.world_size - 1
+            if self.place.rank == last:
+                self._reporter.cause = await line.until(lambda state: self._listening(state, range(last)))
+            begin = time.monotonic()
+            await self._send_form(line.runner)
+            await self._wait_listening(line)
+            seconds -= time.monotonic() - begin
+        frame = await self._expect(line, ConnectedFrame, seconds)
+        self._reporter.connected(frame.seconds)
+        self._release_ports()
+
+    async def _send_form(self, runner: RunnerProcess) -> None:
+        ranks = self.place.ranks(self._watch.state)
+        if not ranks:
+            await anyio.sleep_forever()  # unwanted by now: `_leave_when_unwanted` cancels this
+        prepared = [PreparedRank(rank.rank, rank.addresses) for rank in ranks]
+        payload = build_ring(self.place.id, self.place.attempt, self.place.rank, prepared)
+        self._links = len(payload.hosts[0])
+        body = msgspec.msgpack.encode(payload)
+        await runner.send(Form(payload=body, steps=ranks[0].steps))
+
+    async def _wait_listening(self, line: Line) -> None:
+        """See the rank listen, say so, and keep it from dialling too early.
+
+        The last rank dials before it listens. The rank before it is woken by that, could dial it within the same
+        millisecond, be refused, and then sleep MLX's whole second: it is held until the last one listens. With more
+        than one link the last rank listens only after dials that take a second each, so that holding is no use.
+        """
+        runner = line.runner
+        last = self.place.world_size - 1
+        if self.place.rank == last and self._links > 1:
+            return
+        addresses = [(address.host, address.port) for address in self._addresses]
+        with anyio.move_on_after(self.place.spec.deadlines.form_seconds) as scope:
+            while not is_listening(runner.pid, addresses):
+                if runner.ended or runner.frames.statistics().current_buffer_used:
+                    return  # it failed, or it is connected already: `_expect` finds out
+                await anyio.sleep(_LISTEN_POLL_SECONDS)
+            hold = self.place.rank == last - 1 and self._links == 1
+            if hold:
+                runner.signal(signal.SIGSTOP)
+            try:
+                self._reporter.listening()
+                if hold:
+                    with anyio.move_on_after(_HOLD_SECONDS):
+                        await line.until(lambda state: self._listening(state, (last,)))
+            finally:
+                if hold:
+                    runner.signal(signal.SIGCONT)
+        if scope.cancelled_caught:
+            raise RankError(self._not_formed(runner))
+
+    def _any(self, state: State, kind: type[Assigned]) -> bool:
+        ranks = self.place.ranks(state)
+        return not ranks or any(isinstance(rank.state, kind) for rank in ranks)
+
+    def _listening(self, state: State, which: range | tuple[int, ...]) -> bool:
+        """Whether these ranks listen, or have done so and are further."""
+        ranks = self.place.ranks(state)
+        return bool(ranks) and all(
+            isinstance(ranks[number].state, Listening | Connected | Loaded | Ready) for number in which
+        )
+
+    def _not_formed(self, runner: RunnerProcess) -> Failure:
+        seconds = self.place.spec.deadlines.form_seconds
+        ranks = self.place.ranks(self._watch.state)
+        if not ranks:  # the attempt is over, and this rank about to be cancelled
+            return _failure("formation-timeout", f"the group was not formed within {seconds:g} s", "")
+        return diagnosis.not_formed(ranks[self.place.rank], ranks, runner.pid, seconds)
+
+    # --- loading, warming, running ------------------------------------------------------------------------
+
+    async def _bring_up(self, line: Line) -> None:
+        deadlines = self.place.spec.deadlines
+        if isinstance(self.place.spec.workload, ModelWorkload):
+            self._phase = Phase.LOADING
+            frame = await self._expect(line, LoadedFrame, deadlines.load_seconds)
+            self._reporter.loaded(frame)
+        self._phase = Phase.WARMING
+        await self._expect(line, ReadyFrame, deadlines.warm_seconds, starts=self._all_loaded)
+        self._phase = Phase.RUNNING
+        self.progress = None
+        self._reporter.ready()
+        self._hurry(False)
+
+    def _all_loaded(self, state: State) -> bool:
+        if not isinstance(self.place.spec.workload, ModelWorkload):
+            return True
+        return not any(
+            isinstance(rank.state, Assigned | Prepared | Listening | Connected) for rank in self.place.ranks(state)
+        )
+
+    async def _stay(self, line: Line) -> None:
+        """Run until the runner ends; a script for no longer than it may."""
+        workload = self.place.spec.workload
+        limit = workload.run_seconds if isinstance(workload, ScriptWorkload) else None
+        with anyio.move_on_after(limit if limit is not None else float("inf")):
+            try:
+                await line.receive()
+            except RunnerEndedError:
+                await line.runner.wait_ended()  # a script may close the line and go on
+                raise
+        message = f"the script still runs after {limit or 0:g} s"
+        raise RankError(_failure("deadline-passed", message, "Raise --timeout, or see why it hangs: muster logs"))
+
+    # --- frames -------------------------------------------------------------------------------------------
+
+    async def _expect(
+        self, line: Line, kind: type[F], seconds: float, starts: Callable[[State], bool] | None = None
+    ) -> F:
+        """The next frame of this kind, at most `seconds` after the last progress, or after `starts` came to hold."""
+        while True:
+            begin = time.monotonic()
+            frame: FromRank | None = None
+            if starts is not None and not starts(self._watch.state):
+                frame = await line.receive_or(starts)
+                begin = time.monotonic()
+            if frame is None:
+                with anyio.move_on_after(begin + seconds - time.monotonic()):
+                    frame = await line.receive()
+            if isinstance(frame, kind):
+                return frame
+            if isinstance(frame, ProgressFrame):
+                self._note(frame)
+            elif frame is None:
+                raise RankError(self._late(line.runner, seconds))
+            else:
+                message = f"the runner said {type(frame).__name__} when {kind.__name__} was due"
+                raise RankError(_failure("protocol-violation", message, "Please report this."))
+
+    def _note(self, frame: ProgressFrame) -> None:
+        self.progress = Progress(
+            instance=self.place.id,
+            attempt=self.place.attempt,
+            rank=self.place.rank,
+            phase=frame.phase,
+            done=frame.done,
+            total=frame.total,
+            unit=frame.unit,
+        )
+
+    def _late(self, runner: RunnerProcess, seconds: float) -> Failure:
+        if self._phase is Phase.FORMING and self.place.world_size > 1:
+            return self._not_formed(runner)
+        message = f"no progress for {seconds:g} s"
+        return _failure("deadline-passed", message, "Raise the deadline of this phase, or see: muster logs")
+
+    # --- the end ------------------------------------------------------------------------------------------
+
+    async def _judge_end(self) -> None:
+        assert self._runner is not None
+        seconds = self.place.spec.deadlines.stop_seconds
+        with anyio.move_on_after(seconds) as scope:
+            await self._runner.wait_ended()
+        if scope.cancelled_caught:
+            message = f"the runner closed its line to the worker and did not end within {seconds:g} s"
+            raise RankError(_failure("rank-exited", message, "See its output: muster logs"))
+        code = await self._runner.wait_ended()
+        script = isinstance(self.place.spec.workload, ScriptWorkload)
+        if not (script and self._phase is Phase.RUNNING and code == 0):
+            raise RankError(diagnosis.ended(code, self._runner.tail, script=script, phase=self._phase))
+
+    def _fail(self, failure: Failure) -> None:
+        failure = msgspec.structs.replace(failure, rank=self.place.rank, node=self._site.info.node, phase=self._phase)
+        self._reporter.failed(failure)
+
+    async def _tear_down(self) -> None:
+        """The process is gone, its output is on its way, its file and ports are free: only then say so."""
+        self._hurry(False)
+        code: int | None = None
+        if self._runner is not None:
+            asks = self._phase is Phase.RUNNING and not isinstance(self.place.spec.workload, ScriptWorkload)
+            code = await self._runner.end(ask=asks, patience_seconds=self.place.spec.deadlines.stop_seconds)
+            with anyio.move_on_after(_LAST_OUTPUT_SECONDS):
+                await self._reporter.pump_rest(self._runner)
+        with suppress(OSError):
+            sweep(self._site.directory, alive=owner_alive)
+        self._release_ports()
+        self._reporter.gone(code)
+
+    def _release_ports(self) -> None:
+        while self._reservations:
+            self._reservations.pop().close()
+
+    def _hurry(self, wanted: bool) -> None:
+        if wanted == self._hurrying:
+            return
+        self._hurrying = wanted
+        if wanted:
+            self._pool.hurry()
+        else:
+            self._pool.relax()
+
+
+def _failure(kind: str, message: str, remedy: str) -> Failure:
+    return Failure(kind=kind, message=message, remedy=remedy, retryable=True)
+
+
+def _of(error: MusterError) -> Failure:
+    return Failure(kind=error.kind, message=error.message, remedy=error.remedy, retryable=error.retryable)

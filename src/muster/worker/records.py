@@ -1,0 +1,51 @@
+"""Which runners a worker has, on disk, for the worker after it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+from pathlib import Path
+
+from muster.group.scope import owner_alive
+
+_NAME = re.compile(r"(\d+)-(\d+)\.runner")
+
+
+class Records:
+    """One empty file per runner, named by its pid and start time (hundredths of a second since 1970)."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._paths: dict[int, Path] = {}
+
+    def add(self, pid: int, started: float) -> None:
+        """Remember a runner."""
+        self._paths[pid] = self._directory / f"{pid}-{round(started * 100)}.runner"
+        self._paths[pid].touch(mode=0o600)
+
+    def remove(self, pid: int) -> None:
+        """Forget a runner that is gone."""
+        path = self._paths.pop(pid, None)
+        if path is not None:
+            path.unlink(missing_ok=True)
+
+    def sweep(self) -> list[int]:
+        """End the runners that an earlier worker left, and forget them; answers their pids.
+
+        A process counts as one of ours only if pid and start time both match.
+        """
+        ended: list[int] = []
+        for path in self._directory.iterdir():
+            match = _NAME.fullmatch(path.name)
+            if match is None:
+                continue
+            pid, started = int(match[1]), int(match[2]) / 100
+            if owner_alive(pid, started):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
+                    ended.append(pid)
+            path.unlink(missing_ok=True)
+        return ended

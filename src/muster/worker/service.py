@@ -1,0 +1,278 @@
+"""The worker: joins the coordinator, starts a task for every rank that its node is given, and leaves tidily."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+import anyio.abc
+import msgspec
+import psutil
+from loguru import logger
+
+from muster.bus import (
+    Applied,
+    ControlClient,
+    Disconnected,
+    Endpoint,
+    Follower,
+    Outbox,
+    Synchronised,
+)
+from muster.errors import UnreachableError
+from muster.events import AttemptStarted, InstanceCreated, NodeLost
+from muster.filelock import FileLock
+from muster.group.ports import Reservation, reserve
+from muster.group.scope import owner_alive, private_directory, sweep
+from muster.protocol import Beat
+from muster.spec import Assignment, BootId, InstanceId, NodeAddress, NodeId, NodeInfo
+from muster.state import Assigned, State, wants_ranks
+from muster.worker import facts
+from muster.worker.pool import PoolSettings, RunnerPool
+from muster.worker.ports import PortRange
+from muster.worker.rank_task import RankTask, Site
+from muster.worker.reaper import Reaper
+from muster.worker.records import Records
+from muster.worker.watch import Place, StateWatch
+
+#: How long the last reports may take when the worker is stopped.
+_GOODBYE_SECONDS = 3.0
+#: Between two looks for a route to the coordinator.
+_ROUTE_RETRY_SECONDS = 1.0
+#: Between heartbeats until the coordinator has said how often it wants them.
+_DEFAULT_HEARTBEAT_SECONDS = 1.0
+
+T = TypeVar("T")
+
+
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a worker runs. `directory` is its own: files of its runners, its lock, its last boot."""
+
+    node: NodeId
+    coordinator: Endpoint
+    directory: Path
+    addresses: tuple[str, ...] = ()
+    ports: PortRange | None = None
+    memory_bytes: int | None = None
+    max_ranks: int = 32
+    pool: PoolSettings = PoolSettings()
+
+
+class Worker:
+    """One node's worker. `run` returns when `stop` was called, and raises when it cannot join."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self._boot = BootId(secrets.token_hex(8))
+        self._watch = StateWatch()
+        self._tasks: dict[tuple[InstanceId, int, int], RankTask] = {}
+        self._stopped = anyio.Event()
+        self._said_lost = False
+
+    def stop(self) -> None:
+        """End the worker: its ranks fail with that as the cause, and nothing of them is left."""
+        self._stopped.set()
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[NodeInfo] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Join and work until stopped; started when the coordinator has said welcome.
+
+        Raises:
+            RequestError: another worker runs this node's directory; an address or the node id is bad.
+            BackendError: MLX does not work on this node.
+            RefusedError: the coordinator refused the node.
+        """
+        directory = self._settings.directory
+        private_directory(directory)
+        lock = FileLock(directory / "lock", what=f"node {self._settings.node}", remedy="Use another --node-id.")
+        try:
+            reaper = Reaper()
+            try:
+                await self._run(reaper, task_status)
+            finally:
+                reaper.close()
+        finally:
+            lock.release()
+
+    async def _run(self, reaper: Reaper, task_status: anyio.abc.TaskStatus[NodeInfo]) -> None:
+        records = Records(self._settings.directory / "runners")
+        for pid in records.sweep():
+            logger.warning("ended runner {} of an earlier worker", pid)
+        groups = self._settings.directory / "groups"
+        for path in sweep(groups, alive=owner_alive):
+            logger.warning("removed {} of an earlier worker", path.name)
+        pool = RunnerPool(self._settings.pool, reaper, records)
+        async with anyio.create_task_group() as group:
+            await group.start(pool.run)
+            info = await self._unless_stopped(lambda: self._introduce(pool))
+            if info is not None:
+                await self._work(info, pool, groups, task_status)
+            group.cancel_scope.cancel()
+
+    async def _work(
+        self, info: NodeInfo, pool: RunnerPool, groups: Path, task_status: anyio.abc.TaskStatus[NodeInfo]
+    ) -> None:
+        """Join, and run ranks until stopped."""
+        async with ControlClient(self._settings.coordinator) as client:
+            outbox = Outbox(client, info.node, info.boot)
+            follower = Follower(client, info=info)
+            async with outbox, follower, anyio.create_task_group() as group:
+                welcomed = anyio.Event()
+                group.start_soon(self._beat, client, pool, follower, welcomed)
+                async with anyio.create_task_group() as ranks:
+                    ranks.start_soon(self._follow, follower, outbox, pool, ranks, groups, welcomed)
+                    await self._unless_stopped(welcomed.wait)
+                    if welcomed.is_set():
+                        task_status.started(info)
+                        await self._stopped.wait()
+                        await self._leave(outbox, info)
+                    ranks.cancel_scope.cancel()
+                group.cancel_scope.cancel()
+
+    async def _unless_stopped(self, action: Callable[[], Awaitable[T]]) -> T | None:
+        """What `action` answers, or `None` when the worker is stopped before that."""
+        answer: T | None = None
+
+        async def give_up() -> None:
+            await self._stopped.wait()
+            group.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(give_up)
+            answer = await action()
+            group.cancel_scope.cancel()
+        return answer
+
+    async def _introduce(self, pool: RunnerPool) -> NodeInfo:
+        """Find out what this node is, and remember this boot on disk for the next one to replace."""
+        probe = await pool.probe()
+        assert probe.warm is not None
+        memo = self._settings.directory / "boot"
+        replaces = memo.read_text().strip() if memo.exists() else ""
+        info = NodeInfo(
+            node=self._settings.node,
+            boot=self._boot,
+            hostname=socket.gethostname(),
+            machine=facts.machine_id(),
+            pid=psutil.Process().pid,
+            addresses=await self._find_addresses(),
+            backends=probe.warm.backends,
+            memory_bytes=self._settings.memory_bytes or facts.default_memory_bytes(),
+            max_ranks=self._settings.max_ranks,
+            versions=probe.warm.versions,
+            replaces=BootId(replaces) if replaces else None,
+        )
+        memo.write_text(self._boot)
+        return info
+
+    async def _find_addresses(self) -> tuple[NodeAddress, ...]:
+        """The addresses of this node, once its network is up: a worker may start before it."""
+        said = False
+        while True:
+            try:
+                return facts.addresses(self._settings.addresses, self._settings.coordinator)
+            except UnreachableError as error:
+                if not said:
+                    logger.warning("{}; trying again until there is one", error.message)
+                said = True
+                await anyio.sleep(_ROUTE_RETRY_SECONDS)
+
+    # --- following ----------------------------------------------------------------------------------------
+
+    async def _follow(
+        self,
+        follower: Follower,
+        outbox: Outbox,
+        pool: RunnerPool,
+        ranks: anyio.abc.TaskGroup,
+        groups: Path,
+        welcomed: anyio.Event,
+    ) -> None:
+        site: Site | None = None
+        async for change in follower.changes():
+            match change:
+                case Synchronised(state=state, welcome=welcome):
+                    endpoint = self._settings.coordinator.at(welcome.generation_port)
+                    info = state.nodes[self._settings.node].info
+                    site = Site(info=info, directory=groups, generation=endpoint.url, reserve=self._reserve)
+                    if not welcomed.is_set() or self._said_lost:
+                        logger.info("node {} joined {}", info.node, self._settings.coordinator)
+                    self._said_lost = False
+                    self._watch.update(state)
+                    outbox.resend()
+                    self._start_ranks(state, site, pool, outbox, ranks)
+                    welcomed.set()
+                case Applied(event=event, state=state):
+                    self._watch.update(state)
+                    if isinstance(event, InstanceCreated | AttemptStarted) and site is not None:
+                        self._start_ranks(state, site, pool, outbox, ranks)
+                    elif isinstance(event, NodeLost) and event.boot == self._boot and not self._stopped.is_set():
+                        logger.warning("the coordinator counts this node as lost ({}); joining again", event.reason)
+                        follower.say_hello()
+                case Disconnected(seconds=seconds):
+                    if not self._said_lost:
+                        logger.warning(
+                            "nothing heard from the coordinator at {} for {:.1f} s; trying again until it answers",
+                            self._settings.coordinator,
+                            seconds,
+                        )
+                    self._said_lost = True
+
+    def _start_ranks(
+        self, state: State, site: Site, pool: RunnerPool, outbox: Outbox, ranks: anyio.abc.TaskGroup
+    ) -> None:
+        """Start a task for every rank that was assigned to this boot and has none."""
+        if self._stopped.is_set():
+            return  # its `NodeLost` is on the way, which ends those ranks too
+        for instance in state.instances.values():
+            if not wants_ranks(instance):
+                continue
+            for rank in instance.ranks:
+                key = (instance.id, instance.attempt, rank.rank)
+                if rank.boot != self._boot or not isinstance(rank.state, Assigned) or key in self._tasks:
+                    continue
+                assignment = Assignment(rank=rank.rank, node=rank.node, boot=self._boot)
+                task = RankTask(Place(instance, assignment), site, pool, self._watch, outbox)
+                self._tasks[key] = task
+                ranks.start_soon(self._run_rank, key, task)
+
+    async def _run_rank(self, key: tuple[InstanceId, int, int], task: RankTask) -> None:
+        try:
+            await task.run()
+        finally:
+            del self._tasks[key]
+
+    def _reserve(self, host: str) -> Reservation:
+        return reserve(host) if self._settings.ports is None else self._settings.ports.reserve(host)
+
+    # --- heartbeat and end --------------------------------------------------------------------------------
+
+    async def _beat(self, client: ControlClient, pool: RunnerPool, follower: Follower, welcomed: anyio.Event) -> None:
+        await welcomed.wait()
+        process = psutil.Process()
+        while True:
+            client.send(
+                Beat(
+                    node=self._settings.node,
+                    boot=self._boot,
+                    memory_available_bytes=psutil.virtual_memory().available,
+                    memory_used_bytes=process.memory_info().rss,
+                    warm_runners=pool.warm_count,
+                    warm_memory_bytes=pool.warm_bytes(),
+                    progress=tuple(task.progress for task in self._tasks.values() if task.progress is not None),
+                )
+            )
+            welcome = follower.welcome
+            await anyio.sleep(welcome.heartbeat_seconds if welcome is not None else _DEFAULT_HEARTBEAT_SECONDS)
+
+    async def _leave(self, outbox: Outbox, info: NodeInfo) -> None:
+        """Tear every rank down, say that the node leaves, and give that a moment to arrive."""
+        for task in list(self._tasks.values()):
+            task.stop()
+        for task in list(self._tasks.values()):
+            await task.ended.wait()
+        outbox.report(NodeLost(node=info.node, boot=info.boot, reason="its worker was stopped"), 0)
+        await outbox.drained(_GOODBYE_SECONDS)
