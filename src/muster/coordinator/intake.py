@@ -1,0 +1,149 @@
+"""Requests of clients: checked, placed, and turned into events or into a reason."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from pathlib import Path
+
+import msgspec
+
+from muster.coordinator.ledger import Ledger
+from muster.errors import MusterError, RequestError
+from muster.events import InstanceCreated, InstanceDeleting
+from muster.placement import place, rank_memory_bytes
+from muster.protocol import Accepted, Create, Created, Delete, Refused
+from muster.spec import (
+    Failure,
+    GroupWorkload,
+    InstanceId,
+    InstanceSpec,
+    ModelWorkload,
+    Phase,
+    ScriptWorkload,
+)
+from muster.state import Deleting, Instance, State
+
+
+def create(ledger: Ledger, request: Create) -> Created | Refused:
+    """Accept and place an instance, or say why not. The same key gives the same instance again.
+
+    Raises:
+        LogError: the log cannot be written; nothing has happened.
+    """
+    for known in ledger.state.instances.values():
+        if request.key and known.key == request.key:
+            return Created(instance=known.id, sequence=known.created_by)
+    try:
+        spec = _checked(request.spec, ledger.state)
+        placement = place(spec, ledger.state)
+    except MusterError as error:
+        return refusal(error, Phase.PLACING)
+    instance = InstanceId(f"{_stem(spec)}-{secrets.token_hex(3)}")
+    envelope = ledger.commit(
+        InstanceCreated(
+            instance=instance,
+            attempt=1,
+            spec=spec,
+            assignments=placement.assignments,
+            backend=placement.backend,
+            key=request.key,
+        )
+    )
+    return Created(instance=instance, sequence=envelope.sequence)
+
+
+def delete(ledger: Ledger, request: Delete) -> Accepted | Refused:
+    """Begin to delete an instance; it is gone when its ranks are.
+
+    Raises:
+        LogError: the log cannot be written; nothing has happened.
+    """
+    try:
+        instance = find(ledger.state, request.instance)
+    except RequestError as error:
+        return refusal(error, Phase.STOPPING)
+    if isinstance(instance.status, Deleting):
+        return Accepted(instance=instance.id, sequence=ledger.state.sequence)
+    envelope = ledger.commit(InstanceDeleting(instance=instance.id, attempt=instance.attempt, reason="asked for"))
+    return Accepted(instance=instance.id, sequence=envelope.sequence)
+
+
+def find(state: State, wanted: str) -> Instance:
+    """The instance with this id or name, or with an id that begins so and no other does.
+
+    Raises:
+        RequestError: there is none, or more than one.
+    """
+    if wanted in state.instances:
+        return state.instances[InstanceId(wanted)]
+    named = [instance for instance in state.instances.values() if instance.spec.name == wanted]
+    found = named or [instance for instance in state.instances.values() if wanted and instance.id.startswith(wanted)]
+    if len(found) == 1:
+        return found[0]
+    known = ", ".join(sorted(state.instances)) or "none"
+    if found:
+        several = ", ".join(sorted(instance.id for instance in found))
+        raise RequestError(f"{wanted!r} may be any of {several}", remedy="Give more of the id.")
+    raise RequestError(f"there is no instance {wanted!r}; the instances are: {known}", remedy="See: muster ps")
+
+
+def refusal(error: MusterError, phase: Phase) -> Refused:
+    """The error as an answer."""
+    return Refused(
+        failure=Failure(
+            kind=error.kind, message=error.message, remedy=error.remedy, phase=phase, retryable=error.retryable
+        )
+    )
+
+
+def _checked(spec: InstanceSpec, state: State) -> InstanceSpec:
+    """The spec with its memory filled in.
+
+    Raises:
+        RequestError: it names something taken, or its workload cannot be.
+    """
+    if spec.name is not None:
+        taken = [instance.id for instance in state.instances.values() if instance.spec.name == spec.name]
+        if taken:
+            raise RequestError(
+                f"the name {spec.name!r} is that of instance {taken[0]}",
+                remedy="Choose another name, or delete that instance.",
+            )
+    match spec.workload:
+        case ModelWorkload(model=model):
+            if not model.strip():
+                raise RequestError("the model is empty", remedy="Give a directory or a hub id.")
+            weights = _weights_bytes(model)
+        case ScriptWorkload(path=path, directory=directory):
+            if not path:
+                raise RequestError("the script's path is empty", remedy="Give a Python file.")
+            if directory is None and not Path(path).is_absolute():
+                raise RequestError(
+                    f"the script's path {path!r} is relative and there is no directory for it",
+                    remedy="Give an absolute path, or a directory.",
+                )
+            weights = 0
+        case GroupWorkload():
+            weights = 0
+    return msgspec.structs.replace(spec, memory_bytes=rank_memory_bytes(spec, weights))
+
+
+def _weights_bytes(model: str) -> int:
+    """Size of the model's weights where this machine has them, 0 where it does not know."""
+    try:
+        return sum(path.stat().st_size for path in Path(model).expanduser().glob("*.safetensors"))
+    except (OSError, RuntimeError, ValueError):  # unreadable, "~nobody", a NUL: the nodes will say more
+        return 0
+
+
+def _stem(spec: InstanceSpec) -> str:
+    """What an instance's id begins with: its name, its model's or script's, or "group"."""
+    match spec.workload:
+        case ModelWorkload(model=model):
+            text = Path(model).name
+        case ScriptWorkload(path=path):
+            text = Path(path).stem
+        case GroupWorkload():
+            text = "group"
+    return re.sub(r"[^a-z0-9]+", "-", (spec.name or text).lower()).strip("-")[:32] or "instance"

@@ -1,0 +1,77 @@
+"""Who may call itself a node of this cluster."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from muster.lifecycle import SECOND, Settings
+from muster.spec import Failure, NodeInfo
+from muster.state import State
+
+_NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+class Admission(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do with a hello: `joins` logs it as a new boot, `lost` is the reason why the boot before it is over."""
+
+    joins: bool
+    lost: str | None = None
+
+
+class Registrar:
+    """Decides about each hello. A second worker under a live node's id is kept out, a restarted one is let in."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._first_refused_ns: dict[str, int] = {}
+
+    def admit(self, info: NodeInfo, state: State, heard_ns: int | None, now_ns: int) -> Admission | Failure:
+        """`heard_ns` is when the node's present boot was last heard."""
+        bad = _malformed(info)
+        if bad is not None:
+            return bad
+        node = state.nodes.get(info.node)
+        if node is None:
+            return Admission(joins=True)
+        if node.info.boot == info.boot:
+            return Admission(joins=node.lost is not None or node.info != info)
+        if node.lost is not None:
+            return Admission(joins=True)
+        if info.replaces == node.info.boot:
+            return Admission(joins=True, lost="its worker was started again")
+        return self._taken(info, node.info, heard_ns, now_ns)
+
+    def _taken(self, info: NodeInfo, holder: NodeInfo, heard_ns: int | None, now_ns: int) -> Failure:
+        """The other may be dead and its lease not yet over: the newcomer tries again until that is known."""
+        lease_ns = int(self._settings.lease_seconds * SECOND)
+        recent = {boot: since for boot, since in self._first_refused_ns.items() if now_ns - since < 10 * lease_ns}
+        first = recent.setdefault(info.boot, now_ns)
+        self._first_refused_ns = recent
+        alive = heard_ns is not None and now_ns - heard_ns < lease_ns
+        final = now_ns - first > lease_ns + SECOND and alive
+        if final:
+            del self._first_refused_ns[info.boot]
+        return Failure(
+            kind="node-id-taken",
+            message=f"node {info.node} is already run by process {holder.pid} on {holder.hostname}",
+            remedy="Give this worker another --node-id, or stop the other one.",
+            node=info.node,
+            retryable=not final,
+        )
+
+
+def _malformed(info: NodeInfo) -> Failure | None:
+    problem = ""
+    if not _NODE_ID.fullmatch(info.node):
+        problem = f"the node id {info.node!r} is not 1 to 63 letters, digits, dots, dashes or underscores"
+    elif not info.boot:
+        problem = "boot is empty"
+    elif not info.addresses:
+        problem = f"node {info.node} has no address"
+    elif info.max_ranks < 1 or info.memory_bytes < 0:
+        problem = f"node {info.node} says max_ranks {info.max_ranks} and memory_bytes {info.memory_bytes}"
+    if not problem:
+        return None
+    return Failure(kind="request-invalid", message=problem, remedy="Correct it and join again.")

@@ -1,0 +1,397 @@
+"""The coordinator: answers on the control socket, applies reports, and keeps the heartbeat."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from pathlib import Path
+
+import anyio
+import anyio.abc
+import msgspec
+import psutil
+from loguru import logger
+
+from muster import __version__
+from muster.bus import ControlServer, Deduplicator, Incoming, Publisher, Verdict
+from muster.coordinator import intake
+from muster.coordinator.gateway import Gateway
+from muster.coordinator.ledger import Ledger
+from muster.coordinator.nodes import Registrar
+from muster.coordinator.outputs import OutputStore, Reader
+from muster.errors import LogError, MusterError, RequestError
+from muster.eventlog import Retention, SqliteEventLog
+from muster.eventlog.api import EventLog
+from muster.events import (
+    CoordinatorStarted,
+    Envelope,
+    Event,
+    InstanceDeleted,
+    InstanceDeleting,
+    InstanceFailed,
+    InstanceFinished,
+    NodeJoined,
+    NodeLost,
+    RankFact,
+    ReportId,
+    Unknown,
+    decode_event,
+    encode_envelope,
+    kind_of,
+)
+from muster.lifecycle import Settings
+from muster.protocol import (
+    Acked,
+    Answer,
+    AnyReply,
+    Beat,
+    CancelGenerate,
+    Create,
+    Delete,
+    Found,
+    Generate,
+    Get,
+    Hello,
+    Output,
+    Outputs,
+    Pulse,
+    Query,
+    ReadOutput,
+    Refused,
+    Replay,
+    Replayed,
+    Report,
+    Snapshot,
+    Welcome,
+)
+from muster.spec import BootId, Failure, NodeId, NodeInfo, Phase
+from muster.state import Broken, Deleting, Finished, ModelWorkload, Running, rank_of
+
+#: Events in one answer to a replay; its reader asks again for the rest.
+_REPLAY_EVENTS = 1_000
+#: Events in one answer to a query, whatever was asked.
+_QUERY_EVENTS = 10_000
+#: The longest that one `ReadOutput` may wait, in seconds.
+_MAX_OUTPUT_WAIT_SECONDS = 30.0
+
+
+class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a coordinator listens and keeps its log. Port 0 takes a free one."""
+
+    directory: Path
+    host: str = "127.0.0.1"
+    control_port: int = 0
+    events_port: int = 0
+    generation_port: int = 0
+    clocks: Settings = Settings()
+    retention: Retention = Retention()
+
+
+class Coordinator:
+    """One coordinator on one log. `run` serves until it is cancelled."""
+
+    def __init__(self, settings: CoordinatorSettings) -> None:
+        self._settings = settings
+        self._boot = BootId(secrets.token_hex(8))
+        self._publisher = Publisher(settings.host, settings.events_port, boot=self._boot)
+        self._server = ControlServer(settings.host, settings.control_port)
+        self._gateway = Gateway(settings.host, settings.generation_port)
+        self._reports = Deduplicator()
+        self._registrar = Registrar(settings.clocks)
+        self._outputs = OutputStore()
+        self._beats: dict[NodeId, Beat] = {}
+        self._nudge = anyio.Event()
+        self.stale = 0  #: rank events that came too late to matter
+
+    @property
+    def control_port(self) -> int:
+        """The port that workers and clients are given."""
+        return self._server.port
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[int] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Open the log and serve; started with the control port.
+
+        Raises:
+            LogError: the log cannot be opened.
+            LockError: another coordinator has it.
+            PortError: a port is taken, or the host is no address of this machine.
+        """
+        log = SqliteEventLog(self._settings.directory / "events.db", retention=self._settings.retention)
+        try:
+            async with self._publisher, self._server, self._gateway:
+                self._log: EventLog = log
+                self._ledger = Ledger(log, self._publisher, self._settings.clocks)
+                self._ledger.on_event = self._after
+                self._ledger.commit(CoordinatorStarted(epoch=log.epoch, boot=self._boot, version=__version__))
+                self._pulse()
+                async with anyio.create_task_group() as group:
+                    group.start_soon(self._keep_time)
+                    task_status.started(self.control_port)
+                    await self._serve()
+        finally:
+            log.close()
+
+    # --- the loop -----------------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        async for incoming in self._server.incoming:
+            try:
+                self._handle(incoming)
+                self._ledger.settle()
+            except LogError as error:
+                self._answer(incoming, intake.refusal(error, Phase.PLACING))
+            except Exception:
+                # One bad request must not end the coordinator of everybody else.
+                logger.exception("request {} failed", type(incoming.call.request).__name__)
+            self._wake()
+
+    async def _keep_time(self) -> None:
+        """Heartbeat, leases, deadlines: decide again whenever time alone may have changed something."""
+        beat_seconds = self._settings.clocks.heartbeat_seconds
+        next_beat = time.monotonic()
+        while True:
+            now = time.monotonic()
+            if now >= next_beat:
+                self._pulse()
+                next_beat = now + beat_seconds
+            try:
+                self._ledger.settle()
+            except Exception:
+                # A rule that fails on one instance must not end the coordinator of all the others.
+                logger.exception("the lifecycle rules failed")
+            self._outputs.expire(now)
+            nudge = self._nudge
+            with anyio.move_on_after(min(next_beat - time.monotonic(), self._ledger.seconds_to_wake())):
+                await nudge.wait()
+
+    def _wake(self) -> None:
+        self._nudge.set()
+        self._nudge = anyio.Event()
+
+    def _pulse(self) -> None:
+        self._publisher.pulse(
+            Pulse(
+                epoch=self._log.epoch,
+                coordinator_boot=self._boot,
+                head=self._ledger.state.sequence,
+                time_ns=self._ledger.clock.now_ns(),
+            )
+        )
+
+    def _after(self, envelope: Envelope, event: Event | Unknown) -> None:
+        """What follows from an event beside the state: waiting clients hear of it."""
+        del envelope
+        match event:
+            case InstanceFailed(instance=instance, failure=failure):
+                self._gateway.fail(instance, failure)
+                self._outputs.wake(instance)
+            case InstanceFinished(instance=instance):
+                self._outputs.wake(instance)
+            case InstanceDeleting(instance=instance):
+                self._gateway.fail(
+                    instance,
+                    Failure(kind="instance-deleted", message="the instance was deleted", phase=Phase.STOPPING),
+                )
+            case InstanceDeleted(instance=instance):
+                self._outputs.drop(instance)
+                for key in [key for key in self._ledger.progress_ns if key[0] == instance]:
+                    del self._ledger.progress_ns[key]
+            case _:
+                pass
+
+    # --- requests -----------------------------------------------------------------------------------------
+
+    def _answer(self, incoming: Incoming, reply: AnyReply, *, last: bool = True) -> None:
+        self._server.send(incoming.identity, Answer(id=incoming.call.id, reply=reply, last=last))
+
+    def _handle(self, incoming: Incoming) -> None:
+        request = incoming.call.request
+        match request:
+            case Beat():
+                self._beat(request)
+            case Report() | Output():
+                self._report(incoming, request)
+            case Hello():
+                self._hello(incoming, request.info)
+            case Replay():
+                self._answer(incoming, self._replay(request))
+            case Create():
+                self._answer(incoming, intake.create(self._ledger, request))
+            case Delete():
+                self._answer(incoming, intake.delete(self._ledger, request))
+            case Get():
+                self._answer(incoming, self._snapshot())
+            case Query():
+                self._query(incoming, request)
+            case ReadOutput():
+                self._read_output(incoming, request)
+            case Generate():
+                self._generate(incoming, request)
+            case CancelGenerate():
+                self._gateway.cancel((incoming.identity, request.id))
+
+    def _beat(self, beat: Beat) -> None:
+        node = self._ledger.state.nodes.get(beat.node)
+        if node is None or node.info.boot != beat.boot or node.lost is not None:
+            return
+        now = self._ledger.clock.now_ns()
+        self._ledger.heard_ns[beat.node] = now
+        before = self._beats.get(beat.node)
+        known = set(before.progress) if before is not None else set()
+        for progress in beat.progress:
+            if progress not in known:
+                self._ledger.progress_ns[progress.instance, progress.attempt, progress.rank] = now
+        self._beats[beat.node] = beat
+
+    def _hello(self, incoming: Incoming, info: NodeInfo | None) -> None:
+        if info is not None:
+            now = self._ledger.clock.now_ns()
+            verdict = self._registrar.admit(info, self._ledger.state, self._ledger.heard_ns.get(info.node), now)
+            if isinstance(verdict, Failure):
+                self._answer(incoming, Refused(failure=verdict))
+                return
+            if verdict.lost is not None:
+                old = self._ledger.state.nodes[info.node].info.boot
+                self._ledger.commit(NodeLost(node=info.node, boot=old, reason=verdict.lost))
+            self._ledger.heard_ns[info.node] = now
+            if verdict.joins:
+                logger.info("node {} joined from {} (pid {})", info.node, info.hostname, info.pid)
+                self._beats.pop(info.node, None)
+                self._ledger.commit(NodeJoined(info=info), origin=info.node)
+        self._answer(incoming, self._welcome())
+
+    def _welcome(self) -> Welcome:
+        return Welcome(
+            epoch=self._log.epoch,
+            coordinator_boot=self._boot,
+            version=__version__,
+            state=self._encoded_state(),
+            events_port=self._publisher.port,
+            generation_port=self._gateway.port,
+            heartbeat_seconds=self._settings.clocks.heartbeat_seconds,
+            lease_seconds=self._settings.clocks.lease_seconds,
+        )
+
+    def _encoded_state(self) -> msgspec.Raw:
+        return msgspec.Raw(msgspec.msgpack.encode(self._ledger.state))
+
+    def _replay(self, request: Replay) -> Replayed | Welcome:
+        if request.after + 1 < self._log.oldest or request.after > self._ledger.state.sequence:
+            return self._welcome()
+        envelopes = self._log.read(request.after, _REPLAY_EVENTS)
+        return Replayed(
+            envelopes=tuple(encode_envelope(envelope) for envelope in envelopes), head=self._ledger.state.sequence
+        )
+
+    def _snapshot(self) -> Snapshot:
+        return Snapshot(
+            state=self._encoded_state(),
+            beats=tuple(self._beats[name] for name in sorted(self._beats)),
+            memory_bytes=psutil.Process().memory_info().rss,
+            log_bytes=self._log.bytes_used,
+        )
+
+    def _query(self, incoming: Incoming, query: Query) -> None:
+        try:
+            limited = msgspec.structs.replace(query, limit=max(0, min(query.limit, _QUERY_EVENTS)))
+            found = self._log.query(limited)
+        except MusterError as error:
+            self._answer(incoming, intake.refusal(error, Phase.PLACING))
+            return
+        self._answer(
+            incoming,
+            Found(
+                envelopes=tuple(encode_envelope(envelope) for envelope in found),
+                head=self._ledger.state.sequence,
+                oldest=self._log.oldest,
+            ),
+        )
+
+    # --- reports ------------------------------------------------------------------------------------------
+
+    def _report(self, incoming: Incoming, message: Report | Output) -> None:
+        verdict = self._reports.judge(message, self._ledger.state)
+        if verdict is Verdict.STRANGER:
+            failure = Failure(
+                kind="node-unknown",
+                message=f"node {message.node} has not said hello with boot {message.boot}",
+                node=message.node,
+                retryable=True,
+            )
+            self._answer(incoming, Refused(failure=failure))
+            return
+        if verdict is Verdict.MISSING:
+            return
+        if verdict is Verdict.APPLY:
+            if isinstance(message, Output):
+                if message.instance in self._ledger.state.instances:
+                    self._outputs.add(message)
+            elif not self._apply_report(incoming, message):
+                return
+            self._reports.applied(message)
+        safe = self._reports.acknowledged(message.node, message.boot, self._ledger.state)
+        self._answer(incoming, Acked(n=max(safe, message.n)))
+
+    def _apply_report(self, incoming: Incoming, report: Report) -> bool:
+        """Log a worker's event, unless it is too late to matter. `False` if it was refused."""
+        try:
+            event = decode_event(report.event)
+            self._check_authority(event, report)
+        except (RequestError, msgspec.DecodeError) as error:
+            failure = Failure(kind="request-invalid", message=f"report {report.n}: {error}", node=report.node)
+            self._answer(incoming, Refused(failure=failure))
+            return False
+        if isinstance(event, RankFact) and rank_of(self._ledger.state, event) is None:
+            self.stale += 1
+            logger.debug("stale {} of {} attempt {}", type(event).__name__, event.instance, event.attempt)
+            return True
+        self._ledger.heard_ns[report.node] = self._ledger.clock.now_ns()
+        identity = ReportId(node=report.node, boot=report.boot, n=report.n)
+        self._ledger.record(report.event, event, origin=report.node, cause=report.cause, report=identity)
+        return True
+
+    def _check_authority(self, event: Event | Unknown, report: Report) -> None:
+        """A worker speaks of its own ranks and of its own end; a kind that is not known here is only kept."""
+        if isinstance(event, Unknown):
+            return
+        if isinstance(event, RankFact | NodeLost) and (event.node, event.boot) == (report.node, report.boot):
+            return
+        raise RequestError(f"node {report.node} may not report {kind_of(event)} of another")
+
+    # --- output and generation ----------------------------------------------------------------------------
+
+    def _read_output(self, incoming: Incoming, request: ReadOutput) -> None:
+        try:
+            instance = intake.find(self._ledger.state, request.instance)
+        except RequestError as error:
+            self._answer(incoming, intake.refusal(error, Phase.RUNNING))
+            return
+        found = self._outputs.read(instance.id, request.after, request.rank)
+        over = isinstance(instance.status, Broken | Finished | Deleting)
+        if found.lines or over or request.wait_seconds <= 0:
+            self._answer(incoming, found)
+            return
+
+        def answer(outputs: Outputs) -> None:
+            self._answer(incoming, outputs)
+
+        until = time.monotonic() + min(request.wait_seconds, _MAX_OUTPUT_WAIT_SECONDS)
+        self._outputs.wait(instance.id, Reader(found.position, request.rank, until, answer))
+
+    def _generate(self, incoming: Incoming, request: Generate) -> None:
+        try:
+            instance = intake.find(self._ledger.state, request.instance)
+            if not isinstance(instance.spec.workload, ModelWorkload):
+                raise RequestError(f"{instance.id} is no model", remedy="Ask an instance that serves one: muster ps")
+            if not isinstance(instance.status, Running):
+                raise RequestError(f"{instance.id} is not ready", remedy=f"See: muster describe {instance.id}")
+        except RequestError as error:
+            self._answer(incoming, intake.refusal(error, Phase.RUNNING))
+            return
+        self._gateway.ask(
+            instance.id,
+            instance.attempt,
+            request,
+            (incoming.identity, incoming.call.id),
+            lambda reply: self._answer(incoming, reply, last=reply.__struct_config__.tag != "chunk"),
+        )

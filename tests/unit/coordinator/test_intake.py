@@ -1,0 +1,159 @@
+"""A request is accepted with an id, or refused with a reason, and a refused one changes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from books import A, Books
+
+from muster.coordinator.intake import create, delete, find
+from muster.errors import LogError, RequestError
+from muster.events import InstanceCreated
+from muster.placement import MODEL_RANK_BYTES, RANK_BYTES
+from muster.protocol import Accepted, Create, Created, Delete, Refused
+from muster.spec import (
+    GroupWorkload,
+    InstanceSpec,
+    ModelWorkload,
+    NodeId,
+    Phase,
+    ScriptWorkload,
+    Workload,
+)
+from muster.state import Deleting
+
+GROUP = InstanceSpec(workload=GroupWorkload(), ranks=2)
+
+
+def created(books: Books, spec: InstanceSpec = GROUP, key: str = "") -> Created:
+    answer = create(books.ledger, Create(spec=spec, key=key))
+    assert isinstance(answer, Created), answer
+    return answer
+
+
+def refused(books: Books, spec: InstanceSpec) -> Refused:
+    before = books.ledger.state
+    answer = create(books.ledger, Create(spec=spec))
+    assert isinstance(answer, Refused), answer
+    assert books.ledger.state is before
+    assert answer.failure.phase is Phase.PLACING
+    return answer
+
+
+def test_an_accepted_request_is_one_event_with_the_placement() -> None:
+    books = Books("a", "b")
+    answer = created(books)
+    (envelope,) = books.log.read(2, 10)
+    event = envelope.event()
+    assert isinstance(event, InstanceCreated)
+    assert (event.instance, envelope.sequence) == (answer.instance, answer.sequence)
+    assert [item.node for item in event.assignments] == ["a", "b"]
+    assert event.spec.memory_bytes == RANK_BYTES
+
+
+def test_the_same_key_creates_once_and_no_key_creates_again() -> None:
+    books = Books("a", "b")
+    assert created(books, key="k") == created(books, key="k")
+    assert created(books, key="l").instance != created(books).instance != created(books).instance
+    assert len(books.ledger.state.instances) == 4
+
+
+def test_a_refused_request_says_what_is_missing_where() -> None:
+    books = Books("a")
+    failure = refused(books, msgspec.structs.replace(GROUP, nodes=(A, NodeId("z")))).failure
+    assert failure.kind == "placement-refused"
+    assert "node z is unknown" in failure.message
+    assert failure.remedy
+
+
+def test_a_full_disk_refuses_without_a_trace() -> None:
+    books = Books("a")
+    books.log.full = True
+    with pytest.raises(LogError):
+        create(books.ledger, Create(spec=GROUP))
+    assert books.ledger.state.instances == {}
+
+
+@pytest.mark.parametrize(
+    ("workload", "message"),
+    [
+        (ModelWorkload(model="  "), "the model is empty"),
+        (ScriptWorkload(path=""), "path is empty"),
+        (ScriptWorkload(path="x.py"), "'x.py' is relative"),
+    ],
+)
+def test_a_workload_that_cannot_be_is_refused(workload: Workload, message: str) -> None:
+    failure = refused(Books("a"), InstanceSpec(workload=workload)).failure
+    assert failure.kind == "request-invalid"
+    assert message in failure.message
+
+
+def test_a_home_that_nobody_has_is_refused_or_left_to_the_node() -> None:
+    create(Books("a").ledger, Create(spec=InstanceSpec(workload=ModelWorkload(model="~no-such-user-here/model"))))
+
+
+@pytest.mark.parametrize("model", ["/nowhere/model", "org/model", "x" * 5000, "a\0b", "."])
+def test_a_model_that_this_machine_does_not_know_is_left_to_the_nodes(model: str) -> None:
+    books = Books("a")
+    answer = created(books, InstanceSpec(workload=ModelWorkload(model=model)))
+    assert books.ledger.state.instances[answer.instance].spec.memory_bytes == MODEL_RANK_BYTES
+
+
+def test_the_weights_count_where_they_are_seen(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"x" * 1000)
+    books = Books("a")
+    answer = created(books, InstanceSpec(workload=ModelWorkload(model=str(tmp_path)), ranks=2))
+    assert books.ledger.state.instances[answer.instance].spec.memory_bytes == MODEL_RANK_BYTES + 550
+
+
+@pytest.mark.parametrize(
+    ("spec", "stem"),
+    [
+        (GROUP, "group"),
+        (msgspec.structs.replace(GROUP, name="My Group!"), "my-group"),
+        (InstanceSpec(workload=ModelWorkload(model="org/Qwen3-4B_x")), "qwen3-4b-x"),
+        (InstanceSpec(workload=ScriptWorkload(path="/x/train.v2.py")), "train-v2"),
+        (msgspec.structs.replace(GROUP, name="日本"), "instance"),
+    ],
+)
+def test_an_id_begins_with_what_people_know_it_by(spec: InstanceSpec, stem: str) -> None:
+    assert created(Books("a"), spec).instance.rpartition("-")[0] == stem
+
+
+def test_a_name_is_given_once() -> None:
+    books = Books("a")
+    first = created(books, msgspec.structs.replace(GROUP, name="x"))
+    failure = refused(books, msgspec.structs.replace(GROUP, name="x")).failure
+    assert first.instance in failure.message
+
+
+def test_an_instance_is_found_by_id_name_or_beginning() -> None:
+    books = Books("a")
+    one = created(books, msgspec.structs.replace(GROUP, name="alpha")).instance
+    two = created(books).instance
+    state = books.ledger.state
+    for wanted, found in ((one, one), ("alpha", one), (two, two), (two[:7], two), ("gro", two)):
+        assert find(state, wanted).id == found
+    with pytest.raises(RequestError, match=f"the instances are: {one}, {two}"):
+        find(state, "nothing")
+    with pytest.raises(RequestError, match="there is no instance ''"):
+        find(state, "")
+    three = created(books).instance
+    with pytest.raises(RequestError, match=f"may be any of {min(two, three)}, {max(two, three)}"):
+        find(books.ledger.state, "group-")
+    with pytest.raises(RequestError, match="the instances are: none"):
+        find(Books().ledger.state, "x")
+
+
+def test_deletion_begins_once() -> None:
+    books = Books("a")
+    instance = created(books).instance
+    answer = delete(books.ledger, Delete(instance=instance))
+    assert answer == Accepted(instance=instance, sequence=books.ledger.state.sequence)
+    assert isinstance(books.ledger.state.instances[instance].status, Deleting)
+    assert delete(books.ledger, Delete(instance=instance)) == answer
+    missing = delete(books.ledger, Delete(instance="nothing"))
+    assert isinstance(missing, Refused)
+    assert missing.failure.kind == "request-invalid"
