@@ -1,0 +1,60 @@
+"""The `muster` command: one Typer application, its commands in the modules beside it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from muster.cli import (
+    bench_commands,
+    demo_commands,
+    instance_commands,
+    look_commands,
+    run_commands,
+    serve_commands,
+)
+from muster.cli.errors import EXIT_INTERRUPTED, SIGNAL_EXIT_BASE, InterruptedBySignalError, exit_code_of, show_error
+from muster.errors import MusterError
+
+_EPILOG = "\n\n".join(
+    (
+        "Exit codes:",
+        "0: done.",
+        "1: it failed or was refused; the cause is on standard error.",
+        "2: bad input, nothing was done.",
+        "3: no coordinator at the address.",
+        "130: Ctrl-C. 143: SIGTERM.",
+        "`muster exec` ends with the exit code of the script.",
+    )
+)
+
+app = typer.Typer(
+    name="muster",
+    help="Brings MLX distributed groups up across machines, and keeps them up.",
+    epilog=_EPILOG,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _commands in (serve_commands, instance_commands, run_commands, look_commands, bench_commands, demo_commands):
+    _commands.register(app)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of the `muster` command. Always ends with `SystemExit`."""
+    try:
+        app(args=None if arguments is None else list(arguments))
+    except MusterError as error:
+        show_error(error)
+        sys.exit(exit_code_of(error))
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except InterruptedBySignalError as interruption:
+        sys.exit(SIGNAL_EXIT_BASE + interruption.number)

@@ -1,0 +1,284 @@
+"""`muster create` and `muster delete`."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from muster.cli.options import (
+    DEFAULT_ADDRESS,
+    BackendOption,
+    CoordinatorOption,
+    EnvironmentOption,
+    InstancesArgument,
+    JsonOption,
+    NodesOption,
+    TimeoutOption,
+    absolute,
+    check_positive,
+    input_errors,
+    parse_choice,
+    parse_deadlines,
+    parse_environment,
+    parse_nodes,
+    parse_restart,
+)
+from muster.errors import RequestError
+
+if TYPE_CHECKING:
+    from muster.bus import ControlClient
+    from muster.protocol import Create
+    from muster.spec import InstanceId, InstanceSpec, Workload
+
+_MODELS_RESTART = "on-failure:5"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the application."""
+    app.command("create")(create)
+    app.command("delete")(delete)
+
+
+def create(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="An mlx-lm model: a directory that exists on every node, or a hub id. After `--`: the script's own.",
+            metavar="[MODEL] [-- ARGUMENTS]",
+        ),
+    ] = None,
+    script: Annotated[Path | None, typer.Option(help="Run this Python file as every rank.", metavar="FILE")] = None,
+    group: Annotated[bool, typer.Option("--group", help="Only form the group and hold it.")] = False,
+    ranks: Annotated[
+        int | None, typer.Option(help="Members of the group; by default one per node of --nodes, or 1.", metavar="N")
+    ] = None,
+    nodes: NodesOption = None,
+    backend: BackendOption = "auto",
+    sharding: Annotated[str, typer.Option(help="auto, pipeline or tensor.", metavar="SHARDING")] = "auto",
+    restart: Annotated[
+        str | None,
+        typer.Option(
+            help=f"never, or on-failure[:N]. By default {_MODELS_RESTART} for a model, else never.", metavar="POLICY"
+        ),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="A name to use instead of the id.")] = None,
+    timeout: TimeoutOption = None,
+    memory: Annotated[
+        float | None, typer.Option(help="GiB that each rank needs; by default an estimate.", metavar="GIB")
+    ] = None,
+    deadline: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Limit of a phase (prepare, form, load, warm, stop); again for more.", metavar="PHASE=SECONDS"
+        ),
+    ] = None,
+    environment: EnvironmentOption = None,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is ready, and show how.")] = False,
+    wait_seconds: Annotated[float | None, typer.Option(help="Wait no longer than this.", metavar="SECONDS")] = None,
+    json: JsonOption = False,
+    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
+) -> None:
+    """Create an instance: a served model, a script, or a bare group. Prints its id.
+
+    With --wait it ends with 0 once every rank is ready (or the script has finished), and with 1 and the cause when
+    the last attempt has failed. --json prints {"instance", "sequence"}, and with --wait the keys of `muster ps --json`.
+    """
+    from muster.spec import InstanceSpec, NeverRestart
+
+    check_positive("--timeout", timeout)
+    check_positive("--wait-seconds", wait_seconds)
+    check_positive("--memory", memory)
+    workload = _workload(arguments or [], script, group, sharding, timeout, environment)
+    chosen = parse_nodes(nodes)
+    if restart is None and workload.__struct_config__.tag == "model":
+        restart = _MODELS_RESTART
+    with input_errors():
+        spec = InstanceSpec(
+            workload=workload,
+            name=name,
+            ranks=ranks if ranks is not None else max(1, len(chosen)),
+            nodes=chosen,
+            backend=parse_choice("--backend", backend, ("auto", "ring", "jaccl")),  # pyright: ignore[reportArgumentType]
+            restart=NeverRestart() if restart is None else parse_restart(restart),
+            deadlines=parse_deadlines(deadline),
+            memory_bytes=None if memory is None else int(memory * 2**30),
+        )
+    _create(coordinator, spec, wait=wait or wait_seconds is not None, wait_seconds=wait_seconds, json=json)
+
+
+def _workload(
+    arguments: list[str],
+    script: Path | None,
+    group: bool,
+    sharding: str,
+    timeout: float | None,
+    environment: list[str] | None,
+) -> Workload:
+    """What to run; exactly one of a model, a script and a group.
+
+    Raises:
+        RequestError: it is none or several, or an option belongs to another.
+    """
+    from muster.spec import GroupWorkload, ModelWorkload, ScriptWorkload
+
+    remedy = "Give a model (muster create MODEL), or --script FILE [-- ARGUMENTS], or --group."
+    if script is not None and group:
+        raise RequestError("--script and --group exclude each other", remedy=remedy)
+    parse_choice("--sharding", sharding, ("auto", "pipeline", "tensor"))
+    if script is None and (timeout is not None or environment):
+        raise RequestError("--timeout and --env are for scripts only", remedy="Leave them out, or give --script FILE.")
+    if script is not None:
+        return ScriptWorkload(
+            path=absolute(script),
+            arguments=tuple(arguments),
+            directory=absolute(Path()),
+            environment=parse_environment(environment),
+            run_seconds=timeout,
+        )
+    if group:
+        if arguments:
+            raise RequestError(f"--group takes no model and no arguments, but there is {arguments[0]!r}", remedy=remedy)
+        return GroupWorkload()
+    if len(arguments) != 1 or not arguments[0].strip():
+        what = f"there are {len(arguments)} models" if len(arguments) > 1 else "there is nothing to create"
+        raise RequestError(what, remedy=remedy)
+    return ModelWorkload(model=_model(arguments[0]), sharding=sharding)  # pyright: ignore[reportArgumentType]
+
+
+def _model(text: str) -> str:
+    """A hub id as it is, a directory from the root: workers have another working directory."""
+    path = Path(text)
+    is_path = text.startswith((".", "~", "/")) or path.expanduser().is_dir()
+    return absolute(path) if is_path else text
+
+
+def _create(coordinator: str, spec: InstanceSpec, *, wait: bool, wait_seconds: float | None, json: bool) -> None:
+    from muster.cli import documents
+    from muster.cli.client import CALL_SECONDS, run
+    from muster.protocol import Create, Created
+
+    request = Create(spec=spec, key=secrets.token_hex(8))
+
+    async def work(client: ControlClient) -> int:
+        if wait:
+            return await _create_and_wait(client, request, wait_seconds, json)
+        created = await client.ask(request, CALL_SECONDS, Created)
+        if json:
+            documents.write({"instance": created.instance, "sequence": created.sequence})
+        else:
+            typer.echo(created.instance)
+        return 0
+
+    raise typer.Exit(run(coordinator, work))
+
+
+async def _create_and_wait(client: ControlClient, request: Create, wait_seconds: float | None, json: bool) -> int:
+    import anyio
+
+    from muster.cli import documents
+    from muster.cli.client import CALL_SECONDS, view
+    from muster.cli.errors import EXIT_FAILED, show_failure, show_note
+    from muster.cli.watch import Seen, display, doing, is_settled, watching
+    from muster.protocol import Created
+    from muster.state import Broken
+
+    shown = display()
+    async with watching(client, shown) as watcher:
+        created = await client.ask(request, CALL_SECONDS, Created)
+        name = created.instance
+        if not json:
+            typer.echo(name)
+        watcher.shown.add(name)
+        with shown, anyio.move_on_after(wait_seconds):
+            await watcher.until(lambda state: state.sequence >= created.sequence and is_settled(state, name))
+        state = watcher.state
+    if state.sequence < created.sequence:  # so little time that its creation was not even seen
+        state = (await view(client)).state
+    instance = state.instances.get(name)
+    if instance is None:
+        show_note(f"{name} was deleted before it was ready")
+        return EXIT_FAILED
+    if json:
+        documents.write(documents.instance_summary(instance))
+    if not is_settled(state, name):
+        seen = Seen(instance=instance)
+        ranks = (f"rank {rank.rank} on {rank.node} is {doing(seen, rank.rank)}" for rank in instance.ranks)
+        show_note(f"{name} is not ready after {wait_seconds:g} s: {'; '.join(ranks)}")
+        show_note(f"it goes on; see `muster describe {name}`, or end it with `muster delete {name}`")
+        return EXIT_FAILED
+    if isinstance(instance.status, Broken):
+        show_failure(instance.status.failure)
+        return EXIT_FAILED
+    return 0
+
+
+def delete(
+    instances: InstancesArgument = None,
+    every: Annotated[bool, typer.Option("--all", help="Every instance there is.")] = False,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until every process is gone.")] = True,
+    wait_seconds: Annotated[float, typer.Option(help="Wait no longer than this.", metavar="SECONDS")] = 30.0,
+    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
+) -> None:
+    """Delete instances and wait until nothing of them is left on any node. Prints the ids."""
+    from muster.cli.client import run, view
+    from muster.coordinator.intake import find
+
+    check_positive("--wait-seconds", wait_seconds)
+    if every == bool(instances):
+        raise RequestError(
+            "there are both instances and --all" if every else "there is nothing to delete",
+            remedy="Give instances (see: muster ps), or --all.",
+        )
+
+    async def work(client: ControlClient) -> int:
+        state = (await view(client)).state
+        wanted = list(state.instances) if every else [find(state, name).id for name in instances or ()]
+        return await remove(client, wanted, wait_seconds if wait else 0.0)
+
+    raise typer.Exit(run(coordinator, work))
+
+
+async def remove(
+    client: ControlClient, instances: list[InstanceId], wait_seconds: float, *, quiet: bool = False
+) -> int:
+    """Delete these and wait until nothing of them is left; prints each id then. The exit code."""
+    import anyio
+
+    from muster.bus import RefusedError
+    from muster.cli.client import CALL_SECONDS
+    from muster.cli.errors import EXIT_FAILED, show_note
+    from muster.cli.watch import left_over, watching
+    from muster.protocol import Accepted, Delete
+
+    last = 0
+    for name in instances:
+        try:
+            last = max(last, (await client.ask(Delete(instance=name), CALL_SECONDS, Accepted)).sequence)
+        except RefusedError as error:
+            if error.failure.kind != RequestError.kind:
+                raise
+            # Somebody else has deleted it since it was looked up.
+    if wait_seconds <= 0:
+        _echo([] if quiet else instances)
+        return 0
+    async with watching(client) as watcher:
+        with anyio.move_on_after(wait_seconds):
+            await watcher.until(
+                lambda state: state.sequence >= last and not any(name in state.instances for name in instances)
+            )
+        state = watcher.state
+    _echo([] if quiet else [name for name in instances if name not in state.instances])
+    left = [name for name in instances if name in state.instances]
+    if not left:
+        return 0
+    show_note(f"after {wait_seconds:g} s not gone: {', '.join(left)}; still there: {', '.join(left_over(state, left))}")
+    show_note("the deletion goes on; a node that does not answer is given up when its lease ends: see `muster nodes`")
+    return EXIT_FAILED
+
+
+def _echo(lines: list[InstanceId]) -> None:
+    for line in lines:
+        typer.echo(line)

@@ -1,0 +1,257 @@
+"""The commands that look: `ps`, `nodes`, `describe`, `events`, `trace`, `logs` and `schema`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from muster.cli.options import (
+    DEFAULT_ADDRESS,
+    CoordinatorOption,
+    InstanceArgument,
+    JsonOption,
+    check_node,
+    check_positive,
+    parse_seconds,
+)
+
+if TYPE_CHECKING:
+    from muster.bus import ControlClient
+    from muster.cli.client import View
+    from muster.events import Envelope
+    from muster.spec import InstanceId
+    from muster.state import Instance
+
+#: Events that `muster describe` shows.
+_DESCRIBED_EVENTS = 12
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the application."""
+    app.command("ps")(ps)
+    app.command("nodes")(nodes)
+    app.command("describe")(describe)
+    app.command("events")(events)
+    app.command("trace")(trace)
+    app.command("logs")(logs)
+    app.command("schema")(schema)
+
+
+def ps(
+    every: Annotated[bool, typer.Option("--all", help="Also scripts that have finished.")] = False,
+    json: JsonOption = False,
+    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
+) -> None:
+    """List the instances.
+
+    --json prints a list of maps: instance, name, workload, state (starting, ready, failed, finished, deleting), ranks,
+    ranks_ready, nodes (by rank), backend, attempt, created_ns, since_ns, failure (null, or kind, message, remedy, …).
+    """
+    from muster.cli import documents, render
+    from muster.state import Finished
+
+    known = sorted(_view(coordinator).state.instances.values(), key=lambda instance: instance.created_ns)
+    shown = [instance for instance in known if every or not isinstance(instance.status, Finished)]
+    if json:
+        documents.write([documents.instance_summary(instance) for instance in shown])
+        return
+    if shown:
+        render.console().print(render.instances_table(shown))
+    hidden = len(known) - len(shown)
+    if hidden:
+        typer.echo(f"{hidden} finished, not shown; see: muster ps --all", err=True)
+    elif not known:
+        typer.echo("No instances. Create one: muster create MODEL", err=True)
+
+
+def nodes(json: JsonOption = False, coordinator: CoordinatorOption = DEFAULT_ADDRESS) -> None:
+    """List the nodes, with what they have and what is in use.
+
+    --json prints a list of maps: node, state (alive, lost), reason, since_ns, hostname, pid, addresses, backends,
+    versions, ranks, max_ranks, memory_bytes, memory_in_use_bytes, memory_available_bytes, worker_memory_bytes,
+    warm_runners, warm_runner_memory_bytes.
+    """
+    from muster.cli import documents, render
+
+    seen = _view(coordinator)
+    beats = {beat.node: beat for beat in seen.beats}
+    known = [node for _, node in sorted(seen.state.nodes.items())]
+    if json:
+        documents.write([documents.node_document(seen.state, node, beats) for node in known])
+        return
+    if known:
+        render.console().print(render.nodes_table(seen.state, beats))
+    else:
+        typer.echo("No nodes. Start a worker on each: muster worker --join HOST[:PORT]", err=True)
+    typer.echo(f"coordinator: {render.size(seen.memory_bytes)}, its log: {render.size(seen.log_bytes)}", err=True)
+
+
+def describe(
+    instance: InstanceArgument, json: JsonOption = False, coordinator: CoordinatorOption = DEFAULT_ADDRESS
+) -> None:
+    """Everything about one instance: spec, ranks, failures with remedy and log, last events.
+
+    --json prints one map: the keys of `muster ps --json`, with ranks as a list of maps, and spec, failed_attempts,
+    retry_at_ns, failures, events.
+    """
+    from muster.cli import documents, render
+    from muster.cli.client import CALL_SECONDS, run, view
+    from muster.coordinator.intake import find
+    from muster.events import decode_envelope
+    from muster.protocol import Found, Query
+
+    async def ask(client: ControlClient) -> tuple[Instance, list[Envelope]]:
+        found = find((await view(client)).state, instance)
+        query = Query(instance=found.id, limit=_DESCRIBED_EVENTS, newest=True)
+        reply = await client.ask(query, CALL_SECONDS, Found)
+        return found, [decode_envelope(payload) for payload in reply.envelopes]
+
+    found, last = run(coordinator, ask)
+    if json:
+        documents.write(documents.instance_document(found, last))
+    else:
+        render.console().print(render.instance_details(found, last))
+
+
+def events(
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with each new event until Ctrl-C.")] = False,
+    instance: Annotated[str | None, typer.Option(help="Only of this instance, also a deleted one.")] = None,
+    node: Annotated[str | None, typer.Option(help="Only of this node.")] = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(help="Only of this kind, as rank.ready, or rank for all of ranks; again for more."),
+    ] = None,
+    since: Annotated[str | None, typer.Option(help="Only newer than this: 90s, 10m, 2h, 1d.", metavar="TIME")] = None,
+    limit: Annotated[int, typer.Option(help="The last N of the log.", metavar="N")] = 200,
+    json: JsonOption = False,
+    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
+) -> None:
+    """Show the event log.
+
+    --json prints one map per line: sequence, time_ns, time, origin, cause, kind, event (with its own fields).
+    """
+    from muster.cli import documents, render
+    from muster.cli.client import run
+    from muster.cli.log_reading import follow_events, instance_id, read_events
+    from muster.protocol import Query
+    from muster.spec import NodeId
+
+    check_positive("--limit", limit)
+    if node is not None:
+        check_node(node, "--node")
+    kinds = tuple(name if "." in name else f"{name}." for name in kind or ())
+    since_ns = 0 if since is None else time.time_ns() - int(parse_seconds("--since", since) * 1e9)
+    console = render.console()
+
+    def show(envelope: Envelope) -> None:
+        if json:
+            documents.write(documents.event_document(envelope), pretty=False)
+        else:
+            console.print(render.event_line(envelope))
+            sys.stdout.flush()
+
+    async def work(client: ControlClient) -> None:
+        wanted = None if instance is None else await instance_id(client, instance)
+        query = Query(
+            instance=wanted, node=None if node is None else NodeId(node), kinds=kinds, since_ns=since_ns, limit=limit
+        )
+        if follow:
+            await follow_events(client, query, show)
+        else:
+            for envelope in await read_events(client, query):
+                show(envelope)
+
+    run(coordinator, work)
+
+
+def trace(
+    instance: InstanceArgument,
+    attempt: Annotated[int | None, typer.Option(help="Which attempt; by default the last.", metavar="N")] = None,
+    json: JsonOption = False,
+    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
+) -> None:
+    """Show how an attempt went: per rank, phase by phase, with durations and what waited for whom.
+
+    Also of instances that are deleted. --json prints one map: instance, attempt, started_ns, ended_ns, outcome,
+    failure, and spans (rank, node, name, start_ns, end_ns, waited_for, waited_ns, failure).
+    """
+    from muster.cli import documents, render
+    from muster.cli.client import query_all, run
+    from muster.cli.log_reading import instance_id
+    from muster.protocol import Query
+    from muster.render_trace import render as render_timeline
+    from muster.trace import timeline
+
+    check_positive("--attempt", attempt)
+
+    async def ask(client: ControlClient) -> tuple[InstanceId, list[Envelope]]:
+        wanted = await instance_id(client, instance)
+        found = await query_all(client, Query(instance=wanted))
+        if found:
+            # The loss of a node ends its ranks, and belongs to no instance.
+            lost = Query(kinds=("node.lost",), after=found[0].sequence, until_ns=found[-1].time_ns + 1)
+            found += await query_all(client, lost)
+        return wanted, sorted(found, key=lambda envelope: envelope.sequence)
+
+    wanted, envelopes = run(coordinator, ask)
+    story = timeline(envelopes, wanted, attempt)
+    if json:
+        documents.write(documents.plain(story))
+    elif sys.stdout.isatty():
+        render.console().print(render_timeline(story))
+    else:
+        render.console(columns=120).print(render_timeline(story))
+
+
+def logs(
+    instance: InstanceArgument,
+    rank: Annotated[int | None, typer.Option(help="Only of this rank.", metavar="RANK")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the instance is over.")] = False,
+    json: JsonOption = False,
+    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
+) -> None:
+    """Show what the ranks of an instance printed, each line as `\\[rank] text`.
+
+    --json prints one map per line: attempt, rank, text.
+    """
+    from muster.cli import documents
+    from muster.cli.client import run
+    from muster.cli.log_reading import follow_output, read_output
+    from muster.errors import RequestError
+    from muster.protocol import OutputLine
+
+    if rank is not None and rank < 0:
+        raise RequestError(f"--rank is {rank}", remedy="Ranks count from 0.")
+
+    def show(lines: tuple[OutputLine, ...]) -> None:
+        if json:
+            for line in lines:
+                documents.write(documents.plain(line), pretty=False)
+        else:
+            sys.stdout.writelines(f"[{line.rank}] {line.text}\n" for line in lines)
+            sys.stdout.flush()
+
+    async def work(client: ControlClient) -> None:
+        if follow:
+            await follow_output(client, instance, rank, show)
+        else:
+            await read_output(client, instance, rank, show)
+
+    run(coordinator, work)
+
+
+def schema() -> None:
+    """Print the JSON Schema of every message, and which socket it travels on."""
+    from muster.cli import documents
+    from muster.schema import schema as all_messages
+
+    documents.write(all_messages())
+
+
+def _view(coordinator: str) -> View:
+    from muster.cli.client import run, view
+
+    return run(coordinator, view)

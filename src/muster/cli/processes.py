@@ -1,0 +1,116 @@
+"""Running the two long-lived processes in the foreground: logs, signals, exit codes."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import anyio.abc
+import msgspec
+from loguru import logger
+
+from muster.bus import Endpoint
+from muster.cli.errors import bare_errors
+from muster.coordinator.service import Coordinator, CoordinatorSettings
+from muster.spec import NodeInfo
+from muster.worker.service import Worker, WorkerSettings
+
+
+def configure_logs(level: str) -> None:
+    """Log to standard error. Variable values are never shown: they may be prompts."""
+    logger.remove()
+    logger.add(
+        sys.stderr,
+        level=level.upper(),
+        format="<green>{time:HH:mm:ss.SSS}</green> <level>{level: <7}</level> {message}",
+        diagnose=False,
+        backtrace=False,
+    )
+
+
+class Attendance(msgspec.Struct, frozen=True, kw_only=True):
+    """How whoever started a process hears of it, and how the process hears of their end.
+
+    `ready_file` is written once the process is up. With `stop_with_stdin` the end of standard input, which comes
+    however the starter ends, counts as SIGTERM.
+    """
+
+    ready_file: Path | None = None
+    stop_with_stdin: bool = False
+
+
+async def until_told(attendance: Attendance, stop: Callable[[], None]) -> None:
+    """Call `stop` at the first SIGINT or SIGTERM, or with whoever started us, and return."""
+    async with anyio.create_task_group() as group:
+
+        async def until_starter_ends() -> None:
+            await anyio.wait_readable(sys.stdin)
+            logger.info("stopping: whoever started this process has ended")
+            stop()
+            group.cancel_scope.cancel()
+
+        if attendance.stop_with_stdin:
+            group.start_soon(until_starter_ends)
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async for number in signals:
+                logger.info("stopping: {} received", signal.Signals(number).name)
+                stop()
+                group.cancel_scope.cancel()
+                return
+
+
+async def run_coordinator(settings: CoordinatorSettings, attendance: Attendance) -> None:
+    """Serve as the coordinator until told to stop."""
+    coordinator = Coordinator(settings)
+    stop = anyio.Event()
+    with bare_errors():
+        async with anyio.create_task_group() as group:
+            group.start_soon(until_told, attendance, stop.set)
+            await _serve(coordinator, settings, attendance, group)
+            await stop.wait()
+            group.cancel_scope.cancel()
+
+
+async def _serve(
+    coordinator: Coordinator, settings: CoordinatorSettings, attendance: Attendance, group: anyio.abc.TaskGroup
+) -> None:
+    """Start the coordinator in `group`, and say where it is."""
+    control = await group.start(coordinator.run)
+    logger.info("coordinator on {}:{}, log in {}", settings.host, control, settings.directory)
+    if settings.host == "0.0.0.0":
+        logger.warning("whoever reaches port {} may use this cluster: keep it inside a trusted network", control)
+    if attendance.ready_file is not None:
+        host = "127.0.0.1" if settings.host == "0.0.0.0" else settings.host
+        publish_ready(attendance.ready_file, Endpoint(host, control).url)
+
+
+async def run_worker(settings: WorkerSettings, attendance: Attendance) -> None:
+    """Run a worker until told to stop; then its ranks are torn down and it leaves the cluster."""
+    worker = Worker(settings)
+    with bare_errors():
+        async with anyio.create_task_group() as group:
+            group.start_soon(until_told, attendance, worker.stop)
+            await worker.run(task_status=_Ready(attendance.ready_file))
+            group.cancel_scope.cancel()
+
+
+class _Ready:
+    """A task status that leaves a file behind."""
+
+    def __init__(self, ready_file: Path | None) -> None:
+        self._ready_file = ready_file
+
+    def started(self, value: NodeInfo | None = None) -> None:
+        """Say that the worker has joined."""
+        if self._ready_file is not None and value is not None:
+            publish_ready(self._ready_file, msgspec.json.encode(value).decode())
+
+
+def publish_ready(path: Path, text: str) -> None:
+    """Write `text` to `path` at once: whoever waits for the file never sees half of it."""
+    temporary = path.with_name(path.name + ".new")
+    temporary.write_text(text)
+    temporary.replace(path)

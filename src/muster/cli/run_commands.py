@@ -1,0 +1,199 @@
+"""`muster exec` and `muster generate`."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from muster.cli.options import (
+    DEFAULT_ADDRESS,
+    BackendOption,
+    CoordinatorOption,
+    EnvironmentOption,
+    InstanceArgument,
+    JsonOption,
+    NodesOption,
+    TimeoutOption,
+    absolute,
+    check_positive,
+    input_errors,
+    parse_choice,
+    parse_environment,
+    parse_nodes,
+)
+from muster.errors import RequestError
+
+if TYPE_CHECKING:
+    from muster.bus import ControlClient
+    from muster.protocol import Done, Generate
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the application."""
+    app.command("exec", context_settings={"allow_interspersed_args": False})(execute)
+    app.command("generate")(generate)
+
+
+def execute(
+    file: Annotated[Path, typer.Argument(help="A Python file that exists on every node.", metavar="FILE")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="The script's own, options too.", metavar="[ARGUMENTS]...")
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(help="How many; by default one per node of --nodes, or 1.", metavar="N")
+    ] = None,
+    nodes: NodesOption = None,
+    backend: BackendOption = "auto",
+    timeout: TimeoutOption = None,
+    environment: EnvironmentOption = None,
+    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
+) -> None:
+    """Run a Python file as every rank of a group, and end with its exit code.
+
+    What it prints comes as `\\[rank] text`. The instance is deleted in the end, also after Ctrl-C or SIGTERM. The exit
+    code is that of the rank that failed first, 128 + N for one that signal N ended; other failures end with 1.
+    """
+    from muster.cli.client import run
+    from muster.cli.execute import execute_script
+    from muster.protocol import Create
+    from muster.spec import InstanceSpec, ScriptWorkload
+
+    check_positive("--timeout", timeout)
+    chosen = parse_nodes(nodes)
+    with input_errors():
+        spec = InstanceSpec(
+            workload=ScriptWorkload(
+                path=absolute(file),
+                arguments=tuple(arguments or ()),
+                directory=absolute(Path()),
+                environment=parse_environment(environment),
+                run_seconds=timeout,
+            ),
+            ranks=ranks if ranks is not None else max(1, len(chosen)),
+            nodes=chosen,
+            backend=parse_choice("--backend", backend, ("auto", "ring", "jaccl")),  # pyright: ignore[reportArgumentType]
+        )
+    request = Create(spec=spec, key=secrets.token_hex(8))
+
+    async def work(client: ControlClient) -> int:
+        return await execute_script(client, request)
+
+    raise typer.Exit(run(coordinator, work))
+
+
+def generate(
+    instance: InstanceArgument,
+    prompt: Annotated[str, typer.Argument(help="What to ask; `-` reads it from standard input.", metavar="PROMPT")],
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without a chat template.")] = False,
+    max_tokens: Annotated[int, typer.Option(help="Tokens at most.", metavar="N")] = 256,
+    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Only the likeliest that together have this probability.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Only the likeliest N; 0 for all.", metavar="N")] = 0,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds of silence to bear.", metavar="SECONDS")] = 300.0,
+    json: JsonOption = False,
+    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
+) -> None:
+    """Ask a model instance, and print its answer as it comes. Ctrl-C stops the generation.
+
+    --json prints one map in the end: text, reason (stop, length, cancelled), prompt_tokens, completion_tokens,
+    seconds_to_first_token, seconds.
+    """
+    from muster.cli.client import run
+    from muster.protocol import Generate
+    from muster.sampling import Message, SamplingParams
+
+    check_positive("--timeout", timeout)
+    text = sys.stdin.read() if prompt == "-" else prompt
+    if not text:
+        raise RequestError("the prompt is empty", remedy="Give some text, or `-` to read it from standard input.")
+    with input_errors():
+        sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
+    request = Generate(
+        instance=instance,
+        prompt=text if raw else None,
+        messages=() if raw else (Message(role="user", content=text),),
+        sampling=sampling,
+    )
+
+    async def work(client: ControlClient) -> None:
+        pieces: list[str] = []
+
+        def show(piece: str) -> None:
+            pieces.append(piece)
+            if not json:
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+
+        try:
+            done = await _generate(client, request, timeout, show)
+        except BaseException:
+            if pieces and not json:  # the shell's prompt or the error begins on a line of its own
+                sys.stdout.write("\n")
+                sys.stdout.flush()
+            raise
+        _show_done(done, "".join(pieces), json)
+
+    run(coordinator, work)
+
+
+async def _generate(client: ControlClient, request: Generate, timeout: float, show: Callable[[str], None]) -> Done:
+    """Stream one generation.
+
+    Raises:
+        RefusedError: the coordinator or rank 0 refused it, or the instance ended meanwhile.
+        ProtocolError: something else came.
+    """
+    from muster.bus import RefusedError
+    from muster.errors import ProtocolError
+    from muster.protocol import CancelGenerate, Chunk, Done, Refused
+
+    stream = client.stream(request, timeout_seconds=timeout)
+    ended = False
+    try:
+        async with stream as replies:
+            async for reply in replies:
+                match reply:
+                    case Chunk(text=text):
+                        show(text)
+                    case Done():
+                        ended = True
+                        return reply
+                    case Refused(failure=failure):
+                        ended = True
+                        raise RefusedError(failure)
+                    case _:
+                        break
+    finally:
+        if not ended:  # nobody reads on: without this the ranks would go on to the last token
+            client.send(CancelGenerate(id=stream.id))
+    raise ProtocolError("the answer ended without an end", remedy="Use the same version of muster on both ends.")
+
+
+def _show_done(done: Done, text: str, json: bool) -> None:
+    from muster.cli import documents
+
+    if json:
+        documents.write(
+            {
+                "text": text,
+                "reason": done.reason,
+                "prompt_tokens": done.prompt_tokens,
+                "completion_tokens": done.completion_tokens,
+                "seconds_to_first_token": done.seconds_to_first_token,
+                "seconds": done.seconds,
+            }
+        )
+        return
+    sys.stdout.write("\n")
+    if sys.stderr.isatty():
+        after_first = max(done.seconds - done.seconds_to_first_token, 1e-9)
+        rate = (done.completion_tokens - 1) / after_first if done.completion_tokens > 1 else 0.0
+        speed = f", {rate:.0f} tokens/s" if rate else ""
+        first = f"the first after {done.seconds_to_first_token:.2f} s"
+        typer.echo(f"{done.completion_tokens} tokens ({done.reason}), {first}{speed}", err=True)

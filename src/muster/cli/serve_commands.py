@@ -1,0 +1,135 @@
+"""The commands that stay: `up`, `coordinator` and `worker`."""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from muster import paths
+from muster.cli.options import check_positive, parse_choice
+from muster.errors import RequestError
+
+LogLevel = Annotated[str, typer.Option(help="trace, debug, info, warning or error.")]
+StopWithStdin = Annotated[bool, typer.Option(help="Stop when standard input ends.", hidden=True)]
+ReadyFile = Annotated[Path | None, typer.Option(help="Written once the process is up.", hidden=True)]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the application."""
+    app.command("up")(up)
+    app.command("coordinator")(coordinator)
+    app.command("worker")(worker)
+
+
+def up(
+    nodes: Annotated[int, typer.Option(help="Workers to start.", metavar="N")] = 2,
+    port: Annotated[int, typer.Option(help="Control port; the next two are used too. 0: any free.")] = 5710,
+    directory: Annotated[
+        Path | None, typer.Option(help="Where event log, state and logs are; by default in muster's own.")
+    ] = None,
+    pool: Annotated[int, typer.Option(help="Warm runners that each worker keeps.", metavar="N")] = 2,
+    heartbeat: Annotated[float, typer.Option(help="Seconds between heartbeats.")] = 1.0,
+    lease: Annotated[float, typer.Option(help="Seconds of silence that make a node lost.")] = 5.0,
+    log_level: Annotated[str, typer.Option(help="trace, debug, info, warning or error.")] = "info",
+) -> None:
+    """Run a coordinator and workers n1, n2, … on this machine until Ctrl-C.
+
+    Ends with 0 after Ctrl-C or SIGTERM, with 1 when the port is taken or one of the processes ends by itself.
+    """
+    from muster.cli.up import UpSettings, run_up
+
+    check_positive("--heartbeat", heartbeat)
+    check_positive("--lease", lease)
+    if not 1 <= nodes <= 64:
+        raise RequestError(f"--nodes is {nodes}", remedy="Give the number of workers to start, 1 to 64.")
+    if not 0 <= port <= 65_533:
+        raise RequestError(f"--port is {port}", remedy="Give 1 to 65533, or 0 for any free port.")
+    if not 0 <= pool <= 64:
+        raise RequestError(f"--pool is {pool}", remedy="Give 0 to 64 warm runners for each worker.")
+    parse_choice("--log-level", log_level, ("trace", "debug", "info", "warning", "error"))
+    settings = UpSettings(
+        nodes=nodes,
+        port=port,
+        directory=directory or paths.home() / "up",
+        pool=pool,
+        heartbeat_seconds=heartbeat,
+        lease_seconds=lease,
+        log_level=log_level,
+    )
+    raise typer.Exit(run_up(settings))
+
+
+def coordinator(
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all of this machine.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(help="Control port; events and generation take the next two. 0: any free.")
+    ] = 5710,
+    directory: Annotated[Path | None, typer.Option(help="Where the event log is.")] = None,
+    heartbeat: Annotated[float, typer.Option(help="Seconds between heartbeats.", min=0.05, max=60)] = 1.0,
+    lease: Annotated[float, typer.Option(help="Seconds of silence that make a node lost.", min=0.2, max=3600)] = 5.0,
+    log_level: LogLevel = "info",
+    ready_file: ReadyFile = None,
+    stop_with_stdin: StopWithStdin = False,
+) -> None:
+    """Run the coordinator: it owns the event log, places instances and publishes events."""
+    import anyio
+
+    from muster.cli.processes import Attendance, configure_logs, run_coordinator
+    from muster.coordinator.service import CoordinatorSettings
+    from muster.lifecycle import Settings
+
+    configure_logs(log_level)
+    settings = CoordinatorSettings(
+        directory=directory or paths.coordinator_directory(),
+        host=host,
+        control_port=port,
+        events_port=port + 1 if port else 0,
+        generation_port=port + 2 if port else 0,
+        clocks=Settings(heartbeat_seconds=heartbeat, lease_seconds=max(lease, 2 * heartbeat)),
+    )
+    anyio.run(run_coordinator, settings, Attendance(ready_file=ready_file, stop_with_stdin=stop_with_stdin))
+
+
+def worker(
+    join: Annotated[str, typer.Option(help="The coordinator's address: HOST or HOST:PORT.", metavar="ADDRESS")],
+    node_id: Annotated[str | None, typer.Option(help="Name of this node; by default the host's.")] = None,
+    address: Annotated[
+        list[str] | None, typer.Option(help="An address that other nodes dial; again for each further link.")
+    ] = None,
+    ports: Annotated[str | None, typer.Option(help="FIRST-LAST: ports that a firewall lets through.")] = None,
+    memory: Annotated[float | None, typer.Option(help="GiB that instances may use; by default 90 % of all.")] = None,
+    max_ranks: Annotated[int, typer.Option(help="Ranks at once on this node.", min=1, max=1024)] = 32,
+    pool: Annotated[int, typer.Option(help="Warm runners to keep.", min=0, max=64)] = 2,
+    pool_memory: Annotated[float, typer.Option(help="GiB that all warm runners together may use.")] = 4.0,
+    directory: Annotated[Path | None, typer.Option(help="Where this worker keeps its files.")] = None,
+    log_level: LogLevel = "info",
+    ready_file: ReadyFile = None,
+    stop_with_stdin: StopWithStdin = False,
+) -> None:
+    """Run the worker of this node: it joins the coordinator and runs the ranks given to it."""
+    import anyio
+
+    from muster.bus import parse_endpoint
+    from muster.cli.processes import Attendance, configure_logs, run_worker
+    from muster.spec import NodeId
+    from muster.worker.pool import PoolSettings
+    from muster.worker.ports import parse_ports
+    from muster.worker.service import WorkerSettings
+
+    configure_logs(log_level)
+    name = node_id or re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname().split(".")[0])
+    settings = WorkerSettings(
+        node=NodeId(name),
+        coordinator=parse_endpoint(join),
+        directory=directory or paths.worker_directory(name),
+        addresses=tuple(address or ()),
+        ports=parse_ports(ports) if ports is not None else None,
+        memory_bytes=int(memory * 2**30) if memory is not None else None,
+        max_ranks=max_ranks,
+        pool=PoolSettings(size=pool, memory_bytes=int(pool_memory * 2**30)),
+    )
+    anyio.run(run_worker, settings, Attendance(ready_file=ready_file, stop_with_stdin=stop_with_stdin))

@@ -1,0 +1,234 @@
+"""Waiting for instances: until one is up, over or gone, with what each rank is doing on the way."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncGenerator, Callable, Collection
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+import anyio
+import anyio.abc
+import msgspec
+
+from muster.bus import Applied, ControlClient, Disconnected, Follower, Synchronised
+from muster.cli.client import view
+from muster.cli.errors import show_note
+from muster.errors import MusterError
+from muster.protocol import Progress
+from muster.spec import InstanceId
+from muster.state import Broken, Finished, Gone, Instance, Running, State, all_gone, phase_of, status_name
+
+#: How often progress within a phase, which has no events, is asked for.
+_PROGRESS_SECONDS = 0.3
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """An instance as it is now, and how far each rank is within its phase."""
+
+    instance: Instance
+    progress: dict[int, Progress] = {}
+
+
+class Display(Protocol):
+    """Shows how instances come up."""
+
+    def __enter__(self) -> Display: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def show(self, seen: Seen) -> None:
+        """Show this one, anew."""
+        ...
+
+
+class Quiet:
+    """Shows nothing."""
+
+    def __enter__(self) -> Quiet:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+    def show(self, seen: Seen) -> None:
+        """Nothing."""
+
+
+class Lines:
+    """A line on standard error whenever something has changed, for logs and pipes."""
+
+    def __init__(self) -> None:
+        self._shown: dict[str, str] = {}
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+    def show(self, seen: Seen) -> None:
+        """Print what is new about the ranks."""
+        instance = seen.instance
+        for rank in instance.ranks:
+            place = f"{instance.id}: rank {rank.rank} on {rank.node}"
+            text = doing(seen, rank.rank)
+            if self._shown.get(place) != text:
+                self._shown[place] = text
+                show_note(f"{place}: {text}")
+
+
+def doing(seen: Seen, rank_number: int) -> str:
+    """What a rank is doing, for a person: "loading 3/24 layers"."""
+    rank = seen.instance.ranks[rank_number]
+    if isinstance(rank.state, Gone):
+        return "gone" if rank.state.exit_code is None else f"gone (exit code {rank.state.exit_code})"
+    phase = phase_of(seen.instance, rank)
+    progress = seen.progress.get(rank_number)
+    name = "ready" if status_name(rank.state) == "ready" else phase.value
+    if progress is None or progress.phase is not phase or progress.total <= 0:
+        return name
+    return f"{name} {progress.done}/{progress.total} {progress.unit}"
+
+
+@asynccontextmanager
+async def watching(client: ControlClient, display: Display | None = None) -> AsyncGenerator[Watcher]:
+    """Follow the cluster while the body runs."""
+    async with Follower(client) as follower, anyio.create_task_group() as group:
+        watcher = Watcher(client, follower, display or Quiet())
+        await group.start(watcher.follow)
+        group.start_soon(watcher.ask_progress)
+        yield watcher
+        group.cancel_scope.cancel()
+
+
+class Watcher:
+    """The cluster's state, which `watching` keeps up to date.
+
+    `shown` are the instances whose progress is displayed; it may change at any time.
+    """
+
+    def __init__(self, client: ControlClient, follower: Follower, display: Display) -> None:
+        self._client = client
+        self._display = display
+        self._follower = follower
+        self._changed = anyio.Event()
+        self._progress: dict[tuple[InstanceId, int, int], Progress] = {}
+        self.state = State()
+        self.boot = ""  #: of the coordinator; another one has forgotten what ranks printed
+        self.shown: set[InstanceId] = set()
+        self._failed: set[tuple[InstanceId, int]] = set()
+
+    async def until(self, condition: Callable[[State], bool]) -> None:
+        """Wait until the state is so."""
+        while not condition(self.state):
+            await self._changed.wait()
+
+    async def follow(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        """Keep the state up to date; started once there is one."""
+        started = False
+        lost = False
+        async for change in self._follower.changes():
+            match change:
+                case Synchronised(state=state, welcome=welcome):
+                    self.boot = welcome.coordinator_boot
+                    if lost:
+                        show_note("the coordinator is back")
+                    lost = False
+                    self._take(state)
+                case Applied(state=state):
+                    self._take(state)
+                case Disconnected():
+                    if not lost:
+                        show_note("the coordinator does not answer; waiting for it")
+                    lost = True
+            if not started and isinstance(change, Synchronised):
+                task_status.started()
+                started = True
+
+    def _take(self, state: State) -> None:
+        self.state = state
+        for instance in state.instances.values():
+            key = (instance.id, instance.attempt)
+            retried = isinstance(instance.status, Broken) and instance.status.retry_at_ns is not None
+            if retried and instance.id in self.shown and key not in self._failed:
+                self._failed.add(key)
+                _show_retry(instance)
+        self._show()
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    def _show(self) -> None:
+        for name in sorted(self.shown & set(self.state.instances)):
+            instance = self.state.instances[name]
+            mine = {
+                rank.rank: found
+                for rank in instance.ranks
+                if (found := self._progress.get((instance.id, instance.attempt, rank.rank)))
+            }
+            self._display.show(Seen(instance=instance, progress=mine))
+
+    async def ask_progress(self) -> None:
+        """Keep the progress within phases up to date, while it is displayed."""
+        while True:
+            await anyio.sleep(_PROGRESS_SECONDS)
+            if not self.shown or isinstance(self._display, Quiet):
+                continue
+            try:
+                beats = (await view(self._client)).beats
+            except MusterError:
+                continue  # the follower says when the coordinator is gone
+            self._progress = {(p.instance, p.attempt, p.rank): p for beat in beats for p in beat.progress}
+            self._show()
+
+
+def _show_retry(instance: Instance) -> None:
+    failure = instance.failures[-1] if instance.failures else None
+    text = failure.sentence() if failure is not None else "failed"
+    show_note(f"{instance.id}: attempt {instance.attempt} failed: {text} It is tried again.")
+
+
+def is_settled(state: State, instance: InstanceId) -> bool:
+    """Whether the instance is ready, or will not be any more."""
+    found = state.instances.get(instance)
+    if found is None:
+        return True
+    match found.status:
+        case Broken(retry_at_ns=None):
+            return all_gone(found)
+        case Running() | Finished():
+            return True
+        case _:
+            return False
+
+
+def is_over(state: State, instance: InstanceId) -> bool:
+    """Whether no process of the instance is left and none will come."""
+    found = state.instances.get(instance)
+    if found is None:
+        return True
+    match found.status:
+        case Broken(retry_at_ns=None) | Finished():
+            return all_gone(found)
+        case _:
+            return False
+
+
+def left_over(state: State, instances: Collection[InstanceId]) -> list[str]:
+    """The ranks of these instances whose processes may still be there, each with its node."""
+    return [
+        f"rank {rank.rank} of {name} on {rank.node}" + (f" (pid {rank.pid})" if rank.pid else "")
+        for name in sorted(instances)
+        if name in state.instances
+        for rank in state.instances[name].ranks
+        if not isinstance(rank.state, Gone)
+    ]
+
+
+def display() -> Display:
+    """The live table on a terminal, plain lines elsewhere."""
+    if sys.stderr.isatty():
+        from muster.cli.live import LiveTable
+
+        return LiveTable()
+    return Lines()
