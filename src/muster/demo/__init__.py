@@ -1,0 +1,1 @@
+"""What `muster demo` shows, and the small model that it serves."""
