@@ -1,0 +1,119 @@
+"""The peer: MLX's own launcher, running a script that only initialises."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import anyio
+import psutil
+
+from muster.errors import PortError
+from muster.group.ports import reserve, reserve_at
+
+#: A launch that takes longer has hung, as a ring does when a stranger took an accept; it gives no figure.
+LAUNCH_SECONDS = 40.0
+#: Marks all processes of one launch: those that it leaves behind are found by it.
+LAUNCH_MARK = "MUSTER_BENCH_LAUNCH"
+#: The launcher ends with 0 although its ranks failed: each that is a member of the whole group leaves a mark.
+_SCRIPT = """\
+import sys
+
+import mlx.core as mx
+
+group = mx.distributed.init(backend="ring", strict=True)
+open(f"{sys.argv[1]}.{group.rank()}-of-{group.size()}", "w").close()
+"""
+_HOST = "127.0.0.1"
+_PORT_TRIES = 50
+
+
+def launcher() -> str | None:
+    """The `mlx.launch` of this environment, or of the search path; `None` where there is none."""
+    beside = Path(sys.executable).with_name("mlx.launch")
+    return str(beside) if beside.exists() else shutil.which("mlx.launch")
+
+
+async def launch_seconds(program: str, ranks: int, directory: Path) -> float | None:
+    """Run `mlx.launch` once, from before its start to its end, and end what it leaves.
+
+    Args:
+        program: What `launcher` answered.
+        directory: For the script and for the temporary files that the launcher leaves.
+
+    Returns:
+        Seconds; `None` where a rank did not become a member, or it took longer than `LAUNCH_SECONDS`.
+    """
+    script = _write_script(directory)
+    mark = secrets.token_hex(8)
+    port = _free_ports(ranks)
+    formed = directory / mark
+    command = [program, "--backend", "ring", "-n", str(ranks), "--starting-port", str(port)]
+    # Without the interpreter it takes the script itself for an executable.
+    command += ["--python", sys.executable, str(script), str(formed)]
+    # At the end of its input the launcher spins instead of waiting, which would count against it: an open pipe.
+    began = time.monotonic()
+    process = await anyio.open_process(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, LAUNCH_MARK: mark, "TMPDIR": str(directory)},
+        start_new_session=True,
+    )
+    code: int | None = None
+    seconds = 0.0
+    try:
+        with anyio.move_on_after(LAUNCH_SECONDS):
+            code = await process.wait()
+            seconds = time.monotonic() - began
+    finally:
+        with anyio.CancelScope(shield=True):
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            end_marked(mark)
+            await process.aclose()
+    members = sum(formed.with_name(f"{mark}.{rank}-of-{ranks}").exists() for rank in range(ranks))
+    return seconds if code == 0 and members == ranks else None
+
+
+def _write_script(directory: Path) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    script = directory / "only_initialise.py"
+    script.write_text(_SCRIPT)
+    return script
+
+
+def end_marked(mark: str) -> int:
+    """Kill every process that was started under `mark`, wait for their end, and answer how many there were."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(LAUNCH_MARK) == mark:
+                found.append(process)
+    for process in found:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(found, timeout=5.0)
+    return len(found)
+
+
+def _free_ports(count: int) -> int:
+    """The first of `count` free ports in a row; the launcher counts up from one.
+
+    Raises:
+        PortError: no such row was found.
+    """
+    for _ in range(_PORT_TRIES):
+        with reserve(_HOST) as first, contextlib.ExitStack() as held, contextlib.suppress(PortError):
+            for number in range(1, count):
+                held.enter_context(reserve_at(_HOST, first.port + number))
+            return first.port
+    raise PortError(f"no {count} free ports in a row on {_HOST}", remedy="End processes that hold many ports.")
