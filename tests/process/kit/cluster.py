@@ -1,0 +1,93 @@
+"""A real cluster on this machine with a client, and what must not be left of an instance."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from kit.client import Client
+from kit.processes import alive, is_runner
+from kit.waiting import until
+from muster.errors import PortError
+from muster.events import InstanceCreated, InstanceDeleted, RankPrepared
+from muster.group.ports import reserve_at
+from muster.local import LocalCluster
+from muster.spec import InstanceId
+
+#: Short clocks, for tests that wait for a node to be lost.
+FAST_CLOCKS = ("--heartbeat", "0.2", "--lease", "1.0")
+#: No warm runners: a light cold one starts in 0.3 s, and nothing else runs beside the test.
+COLD = ("--pool", "0")
+
+
+class Stage:
+    """A local cluster and a client of it."""
+
+    def __init__(self, cluster: LocalCluster, client: Client) -> None:
+        self.cluster = cluster
+        self.client = client
+
+    def worker(self, node: str) -> psutil.Process:
+        """The worker's process."""
+        return psutil.Process(self.cluster.members[node].process.pid)
+
+    def runners(self, node: str) -> list[psutil.Process]:
+        """The runner processes of a node's worker, the oldest first."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return sorted(filter(is_runner, self.worker(node).children()), key=lambda process: process.create_time())
+        return []
+
+    def new_runner(self, node: str, known: list[psutil.Process] | None = None) -> psutil.Process:
+        """The next runner that a node's worker starts, as soon as it is there."""
+        before = known or []
+        return until(
+            lambda: next((one for one in self.runners(node) if one not in before), None), f"a new runner on {node}"
+        )
+
+    def runner(self, instance: InstanceId, rank: int) -> psutil.Process:
+        """The process of a rank that has been prepared."""
+        prepared = self.client.wait(RankPrepared, instance, rank=rank)
+        return psutil.Process(prepared.pid)
+
+    def clean(self, instance: InstanceId) -> None:
+        """Delete an instance, and see that nothing of it is left."""
+        self.client.delete(instance)
+        self.assert_nothing_left(instance)
+
+    def assert_nothing_left(self, *instances: InstanceId) -> None:
+        """No process, port, coordination file or record of these instances; call it when they are deleted."""
+        for event in list(self.client.events):
+            if not isinstance(event, RankPrepared) or event.instance not in instances:
+                continue
+            assert not alive(event.pid, event.process_started), f"runner {event.pid} of {event.instance} is left"
+            for address in event.addresses:
+                try:
+                    reserve_at(address.host, address.port).close()
+                except PortError as error:
+                    raise AssertionError(f"port {address} of {event.instance} is left: {error}") from error
+        for instance in instances:
+            assert instance not in self.client.latest.instances
+        created = {event.instance for event in self.client.events if isinstance(event, InstanceCreated)}
+        gone = {event.instance for event in self.client.events if isinstance(event, InstanceDeleted)}
+        if created <= gone:
+            for node in self.cluster.nodes:
+                self.assert_node_empty(node)
+
+    def assert_node_empty(self, node: str) -> None:
+        """No runner, coordination file or record on a node that keeps no warm runners."""
+        directory = self.cluster.directory / node
+        assert self.runners(node) == []
+        assert list((directory / "groups").glob("*")) == []
+        assert list((directory / "runners").glob("*")) == []
+
+
+@contextlib.contextmanager
+def stage(directory: Path, nodes: tuple[str, ...] = ("a", "b"), **options: Any) -> Generator[Stage]:
+    """A cluster without warm runners and with short clocks, unless the options say otherwise."""
+    settings: dict[str, Any] = {"coordinator_options": FAST_CLOCKS, "node_options": COLD, **options}
+    with LocalCluster(directory, nodes, **settings) as cluster, Client(cluster.address) as client:
+        yield Stage(cluster, client)
