@@ -1,0 +1,44 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test test-fast lint types bench venv format check clean
+
+demo: venv  ## a coordinator, two workers, two instances at once, an answer, a trace, nothing left
+	$(BIN)/muster demo
+
+test: venv  ## every test that this machine can run
+	$(BIN)/python -m pytest
+
+test-fast: venv  ## the pure tests only, a few seconds
+	$(BIN)/python -m pytest -m "not process and not mlx and not netns"
+
+lint: venv  ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: venv  ## basedpyright, strict
+	$(BIN)/basedpyright
+
+bench: venv  ## how fast groups form, beside mlx.launch
+	$(BIN)/muster bench formation
+
+check: lint types test  ## what CI runs
+
+format: venv  ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+venv: $(READY)  ## .venv with muster and everything that its tests need
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "muster needs Python 3.11 or newer; set PYTHON=…")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --editable . --group dev
+	touch $@
+
+clean:  ## remove what make made
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis dist build
