@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 from collections.abc import Callable
 
 import msgspec
@@ -43,7 +44,8 @@ class Gateway(Resident):
         self._host = host
         self._port = port
         self._socket: zmq.asyncio.Socket | None = None
-        self._numbers = itertools.count(1)
+        # A runner may still answer what an earlier coordinator asked: the numbers must not meet.
+        self._numbers = itertools.count(secrets.randbits(48))
         self._routes: dict[int, _Route] = {}
 
     @property
