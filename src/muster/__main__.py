@@ -1,7 +1,19 @@
-"""`python -m muster` is the `muster` command."""
+"""The `muster` command, also as `python -m muster`."""
 
 from __future__ import annotations
 
-from muster.cli.app import main
+import sys
 
-main()
+
+def main() -> None:
+    """Run the command; Ctrl-C while it is still being imported ends it as quietly as later."""
+    try:
+        from muster.cli.app import main as run
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -32,6 +32,7 @@ from muster.spec import (
     Assignment,
     Failure,
     InstanceId,
+    Phase,
 )
 from muster.state import (
     Assigned,
@@ -52,6 +53,7 @@ from muster.state import (
     Running,
     Starting,
     State,
+    counted_failures,
     is_script,
     phase_of,
     rank_of,
@@ -172,10 +174,11 @@ def _end_of(instance: Instance, rank: Rank, exit_code: int | None) -> Failure | 
         return rank.state.failure
     if not wants_ranks(instance) or (exit_code == 0 and is_script(instance)):
         return None
+    how = f"was ended by signal {-exit_code}" if exit_code is not None and exit_code < 0 else f"exited with {exit_code}"
     return Failure(
         kind="rank-exited",
-        message=f"the runner ended by itself with exit code {exit_code}",
-        remedy="See its output: muster logs",
+        message=f"the runner {how}",
+        remedy=f"See its output: muster logs {instance.id}",
         phase=phase_of(instance, rank),
         rank=rank.rank,
         node=rank.node,
@@ -238,7 +241,8 @@ def _fail_instance(state: State, event: InstanceFailed, time_ns: int) -> State:
             status=Broken(event.failure, event.retry_at_ns),
             since_ns=time_ns,
             failures=(*instance.failures, event.failure)[-FAILURES_KEPT:],
-            failed_attempts=instance.failed_attempts + 1,
+            # A placement that was refused is no attempt: nothing was started.
+            failed_attempts=counted_failures(instance, time_ns) + (event.failure.phase is not Phase.PLACING),
         ),
     )
 

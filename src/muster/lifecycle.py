@@ -35,6 +35,7 @@ from muster.state import (
     Starting,
     State,
     all_gone,
+    counted_failures,
     is_script,
     phase_of,
 )
@@ -97,8 +98,9 @@ def wake_ns(state: State, observed: Observed, now_ns: int, settings: Settings) -
     ]
     for instance in state.instances.values():
         match instance.status:
-            case Broken(retry_at_ns=int(retry)) if all_gone(instance):
-                times.append(retry)
+            case Broken(failure=last, retry_at_ns=int(retry)) if all_gone(instance):
+                if last.phase is not Phase.PLACING:  # room comes with an event
+                    times.append(retry)
             case Starting() | Running():
                 times.extend(_rank_times(instance, observed, settings))
             case _ if is_over(instance):
@@ -134,8 +136,8 @@ def _next(instance: Instance, state: State, observed: Observed, now_ns: int, set
             if isinstance(instance.status, Starting) and all(_up(instance, rank) for rank in instance.ranks):
                 return InstanceReady(instance=instance.id, attempt=instance.attempt)
             return None
-        case Broken(retry_at_ns=int(retry)) if retry <= now_ns and all_gone(instance):
-            return _retry(instance, state, now_ns)
+        case Broken(failure=last, retry_at_ns=int(retry)) if retry <= now_ns and all_gone(instance):
+            return _retry(instance, last, state, now_ns)
         case Deleting() if all_gone(instance):
             return InstanceDeleted(instance=instance.id, attempt=instance.attempt)
         case _:
@@ -152,15 +154,17 @@ def _up(instance: Instance, rank: Rank) -> bool:
             return False
 
 
-def _retry(instance: Instance, state: State, now_ns: int) -> Event:
-    """The next attempt; a placement that fails counts as a failed attempt, for a node may come back."""
+def _retry(instance: Instance, last: Failure, state: State, now_ns: int) -> Event | None:
+    """The next attempt. Where it has no place it waits for one, and says so once for each reason."""
     try:
         placement = place(instance.spec, state)
     except PlacementError as error:
         failure = Failure(
             kind=error.kind, message=error.message, remedy=error.remedy, phase=Phase.PLACING, retryable=True
         )
-        return fail(instance, failure, now_ns)
+        if failure == last:
+            return None
+        return InstanceFailed(instance=instance.id, attempt=instance.attempt, failure=failure, retry_at_ns=now_ns)
     return AttemptStarted(
         instance=instance.id,
         attempt=instance.attempt + 1,
@@ -173,8 +177,9 @@ def fail(instance: Instance, failure: Failure, now_ns: int) -> InstanceFailed:
     """The end of the current attempt, with the time of the next one as the restart policy has it."""
     restart = instance.spec.restart
     retry_at_ns: int | None = None
-    if isinstance(restart, RestartOnFailure) and failure.retryable and instance.failed_attempts < restart.maximum:
-        doublings = min(instance.failed_attempts, _MOST_DOUBLINGS)
+    failed = counted_failures(instance, now_ns)
+    if isinstance(restart, RestartOnFailure) and failure.retryable and failed < restart.maximum:
+        doublings = min(failed, _MOST_DOUBLINGS)
         wait = min(restart.backoff_seconds * 2.0**doublings, restart.backoff_max_seconds)
         retry_at_ns = now_ns + int(wait * SECOND)
     return InstanceFailed(instance=instance.id, attempt=instance.attempt, failure=failure, retry_at_ns=retry_at_ns)

@@ -78,7 +78,9 @@ def place(spec: InstanceSpec, state: State) -> Placement:
 def _rooms(spec: InstanceSpec, state: State) -> list[_Room]:
     alive = {name: node for name, node in state.nodes.items() if node.lost is None}
     if not alive:
-        raise PlacementError("no node has joined", remedy="Start one with: muster worker --join ADDRESS")
+        lost = "; ".join(f"{name} is lost: {node.lost}" for name, node in sorted(state.nodes.items()))
+        missing = f"no node is there ({lost})" if lost else "no node has joined"
+        raise PlacementError(missing, remedy="Start one with: muster worker --join ADDRESS")
     names = spec.nodes or tuple(sorted(alive))
     for name in names:
         if name in alive:

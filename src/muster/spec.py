@@ -51,6 +51,15 @@ class ScriptWorkload(msgspec.Struct, frozen=True, kw_only=True, tag="script"):
     environment: dict[str, str] = {}
     run_seconds: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.run_seconds is not None and not 0 < self.run_seconds <= 1e9:
+            raise ValueError(f"run_seconds is {self.run_seconds}; it must be above 0 and at most 1e9")
+        for name, value in self.environment.items():
+            if not name or "=" in name or "\0" in name + value:
+                raise ValueError(f"environment has {name!r}; a name must not be empty or hold '=', nothing a NUL")
+        if "\0" in self.path + (self.directory or "") + "".join(self.arguments):
+            raise ValueError("path, directory and arguments must not hold a NUL character")
+
 
 class GroupWorkload(msgspec.Struct, frozen=True, kw_only=True, tag="group"):
     """Form the group, verify its members, and hold it; for testing links."""
@@ -64,9 +73,11 @@ class NeverRestart(msgspec.Struct, frozen=True, kw_only=True, tag="never"):
 
 
 class RestartOnFailure(msgspec.Struct, frozen=True, kw_only=True, tag="on-failure"):
-    """Try again after a failure that may pass, `maximum` times in the instance's life, waiting longer each time.
+    """Try again after a failure that may pass, `maximum` times, waiting longer each time.
 
     Attempt n + 1 starts `backoff_seconds * 2 ** (n - 1)` after attempt n failed, at most `backoff_max_seconds`.
+    Failures are forgiven once the instance has been ready for a minute. An attempt that finds no place does not
+    count: the instance waits until nodes come back.
     """
 
     maximum: int = 5  #: with these waits about six seconds: a worker that is started again is back by then

@@ -22,6 +22,10 @@ from muster.spec import (
     ScriptWorkload,
 )
 
+#: After so long as ready, earlier failures are forgiven: a minute, in ns.
+SETTLED_NS = 60 * 1_000_000_000
+
+
 # --- ranks --------------------------------------------------------------------------------------------------
 
 
@@ -201,6 +205,12 @@ def phase_of(instance: Instance, rank: Rank) -> Phase:
             return Phase.RUNNING
         case Failed() | Gone():
             return Phase.STOPPING
+
+
+def counted_failures(instance: Instance, now_ns: int) -> int:
+    """Failed attempts that count against the restart policy: none once it has been ready for `SETTLED_NS`."""
+    settled = isinstance(instance.status, Running) and now_ns - instance.since_ns >= SETTLED_NS
+    return 0 if settled else instance.failed_attempts
 
 
 def is_script(instance: Instance) -> bool:

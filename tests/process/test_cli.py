@@ -133,7 +133,8 @@ def test_events_are_filtered_and_one_object_per_line(muster: Command, served: st
 
 
 def test_an_answer_to_standard_input_is_printed(muster: Command, served: str) -> None:
-    assert muster.ok("generate", "demo", "-", stdin=QUESTION) == ANSWER + "\n"
+    assert muster.ok("generate", "demo", "-", stdin=QUESTION + "\n") == ANSWER + "\n"
+    assert muster("generate", "demo", "-", stdin="\n").returncode == 2
 
 
 def test_an_answer_as_json_has_its_counts(muster: Command, served: str) -> None:
@@ -221,6 +222,56 @@ def test_output_can_be_read_later_and_followed_to_the_end(muster: Command) -> No
     assert name not in [row["instance"] for row in muster.json("ps")]
     assert name in [row["instance"] for row in muster.json("ps", "--all")]
     muster.ok("delete", name)
+
+
+def test_waiting_for_a_script_is_waiting_for_its_end(muster: Command) -> None:
+    gate = muster.directory / "gate"
+    file = muster.script(
+        "gated.py",
+        "import pathlib, sys, time\n"
+        "while not pathlib.Path('gate').exists():\n    time.sleep(0.02)\n"
+        "sys.exit(int(pathlib.Path('gate').read_text()))\n",
+    )
+    for code, expected, ended in ((0, 0, "finished"), (3, 1, "failed")):
+        gate.unlink(missing_ok=True)
+        arguments = ("create", "--script", file, "--ranks", "2", "--wait")
+        with muster.started(*arguments) as process:
+            assert process.stdout is not None
+            name = process.stdout.readline().strip()
+            with muster.started("events", "--follow", "--instance", name, "--json") as follower:
+                assert follower.stdout is not None
+                while json.loads(follower.stdout.readline())["kind"] != "instance.ready":
+                    pass
+            # It runs, which is not enough; whoever took that for the end would have ended before another command does.
+            assert muster.json("describe", name)["state"] == "ready"
+            assert process.poll() is None
+            (muster.directory / "gate.new").write_text(str(code))
+            (muster.directory / "gate.new").rename(gate)
+            _, errors = process.communicate(timeout=DEADLINE_SECONDS)
+            assert process.returncode == expected
+            assert ("exit code 3" in errors) == (code == 3)
+        assert muster.json("describe", name)["state"] == ended
+        muster.ok("delete", name)
+
+
+def test_logs_say_what_is_not_there(muster: Command) -> None:
+    created = muster("create", "--group", "--wait", "--quiet")
+    assert (created.returncode, created.stderr) == (0, "")
+    name = created.stdout.strip()
+    found = muster("logs", name)
+    assert (found.returncode, found.stdout) == (0, "")
+    assert f"{name} has printed nothing" in found.stderr
+    beyond = muster("logs", name, "--rank", "7")
+    assert beyond.returncode == 2
+    assert f"--rank is 7, but {name} has 2 ranks" in beyond.stderr
+    muster.ok("delete", name)
+
+
+def test_events_of_a_node_that_never_was_say_so(muster: Command) -> None:
+    found = muster("events", "--node", "nope")
+    assert (found.returncode, found.stdout) == (0, "")
+    assert "no node nope" in found.stderr
+    assert not muster("events", "--node", "a", "--kind", "node").stderr
 
 
 def test_a_failed_creation_ends_with_the_cause_and_the_remedy(muster: Command) -> None:

@@ -118,3 +118,65 @@ def test_ranks_that_end_at_different_times_finish_the_instance(shared: Stage, tm
     instance = shared.client.create(script(tmp_path, text))
     shared.client.wait(InstanceFinished, instance)
     shared.clean(instance)
+
+
+def test_all_that_a_script_prints_arrives_in_order(shared: Stage, tmp_path: Path) -> None:
+    instance = shared.client.create(script(tmp_path, "for number in range(8000): print(number)\n", 2))
+    shared.client.wait(InstanceFinished, instance)
+    lines = shared.client.lines(instance, 16_000)
+    for rank in (0, 1):
+        mine = [line.partition(": ")[2] for line in lines if line.startswith(f"{rank}: ")]
+        assert mine == [str(number) for number in range(8000)]
+    shared.clean(instance)
+
+
+FINISHES = """
+import atexit, threading, time
+atexit.register(lambda: print("handler ran", flush=True))
+def work():
+    time.sleep(0.2)
+    print("thread ended", flush=True)
+threading.Thread(target=work).start()
+log = open({path!r}, "w")
+log.write("kept")
+def keeps_the_globals_in_a_cycle(): return log
+"""
+
+
+def test_a_script_ends_as_under_the_interpreter(shared: Stage, tmp_path: Path) -> None:
+    written = tmp_path / "written"
+    instance = shared.client.create(script(tmp_path, FINISHES.format(path=str(written)), 1))
+    shared.client.wait(InstanceFinished, instance)
+    assert {"0: handler ran", "0: thread ended"} == set(shared.client.lines(instance, 2))
+    assert written.read_text() == "kept"
+    shared.clean(instance)
+
+
+@pytest.mark.parametrize("statement", ["sys.stdout.close()", "sys.stdout = None"])
+def test_a_script_may_close_its_output(shared: Stage, tmp_path: Path, statement: str) -> None:
+    instance = shared.client.create(script(tmp_path, f"import sys\n{statement}\n", 1))
+    shared.client.wait(InstanceFinished, instance)
+    shared.clean(instance)
+
+
+def test_a_fork_of_a_script_leaves_the_coordination_file(shared: Stage, tmp_path: Path) -> None:
+    text = """
+import os, sys
+if (child := os.fork()) == 0:
+    sys.exit(0)
+os.waitpid(child, 0)
+print(os.path.exists(os.environ["MLX_HOSTFILE"]), flush=True)
+"""
+    instance = shared.client.create(script(tmp_path, text, 2))
+    shared.client.wait(InstanceFinished, instance)
+    assert set(shared.client.lines(instance, 2)) == {"0: True", "1: True"}
+    shared.clean(instance)
+
+
+def test_long_last_lines_do_not_hide_the_failure(shared: Stage, tmp_path: Path) -> None:
+    text = "import sys\nfor _ in range(8): print('x' * 60000)\nsys.exit(3)\n"
+    instance = shared.client.create(script(tmp_path, text, 1))
+    failure = shared.client.failure_of(instance)
+    assert_blames(failure, kind="script-failed", rank=0, node="a", phase="running")
+    assert max(len(line) for line in failure.log_tail) < 600
+    shared.clean(instance)

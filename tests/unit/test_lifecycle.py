@@ -189,7 +189,7 @@ def test_without_a_restart_policy_the_first_failure_is_the_last() -> None:
     assert only_failure(cluster.report(RankFailed, 1)).retry_at_ns is None
 
 
-def test_a_retry_without_room_fails_as_an_attempt_and_waits_longer() -> None:
+def test_a_retry_without_room_waits_for_it_and_says_so_once() -> None:
     cluster = Cluster("a", "b")
     cluster.create(msgspec.structs.replace(GROUP, restart=TWICE, nodes=(A, B)))
     cluster.bring_up()
@@ -199,10 +199,28 @@ def test_a_retry_without_room_fails_as_an_attempt_and_waits_longer() -> None:
     event = only_failure(cluster.advance(1))
     assert (event.failure.kind, event.failure.phase) == ("placement-refused", Phase.PLACING)
     assert "node b is lost" in event.failure.message
-    assert event.retry_at_ns == cluster.now_ns + 2 * SECOND
+    assert cluster.instance().failed_attempts == 1, "nothing was started: it does not count"
+    for _ in range(100):
+        assert cluster.advance(3, heard=("a",)) == []
     cluster.join(node_info("b", boot=2))
-    assert [kind_of(event) for event in cluster.advance(2)] == ["attempt.started"]
+    assert [kind_of(event) for event in cluster.advance(0)] == ["attempt.started"]
     assert cluster.instance().ranks[1].boot == boot_of("b", 2)
+
+
+@pytest.mark.parametrize(("seconds", "forgiven"), [(59, False), (60, True)])
+def test_failures_are_forgiven_after_a_minute_as_ready(seconds: int, forgiven: bool) -> None:
+    cluster = Cluster("a", "b")
+    cluster.create(msgspec.structs.replace(GROUP, restart=TWICE))
+    for _ in range(2):
+        cluster.report(RankFailed, 0)
+        cluster.tear_down()
+        cluster.advance(4)
+    assert cluster.instance().failed_attempts == 2
+    cluster.bring_up()
+    cluster.advance(seconds)
+    event = only_failure(cluster.report(RankFailed, 0))
+    assert (event.retry_at_ns is not None) == forgiven
+    assert cluster.instance().failed_attempts == (1 if forgiven else 3)
 
 
 def test_retries_that_are_due_together_see_what_each_other_takes() -> None:

@@ -34,10 +34,11 @@ from muster.spec import (
     ModelWorkload,
     NeverRestart,
     NodeId,
+    Phase,
     RestartOnFailure,
     ScriptWorkload,
 )
-from muster.state import Broken, Deleting, Gone, Instance, Running, rank_of
+from muster.state import Broken, Deleting, Gone, Instance, Running, counted_failures, rank_of
 
 NODES = (A, B, C)
 KINDS: tuple[type[RankFact], ...] = (
@@ -164,7 +165,8 @@ class World(Cluster):
             assert event.retry_at_ns is None or event.failure.retryable
             restart = before.instances[event.instance].spec.restart
             maximum = restart.maximum if isinstance(restart, RestartOnFailure) else 0
-            failures = before.instances[event.instance].failed_attempts + 1
+            failures = counted_failures(before.instances[event.instance], self.now_ns)
+            failures += event.failure.phase is not Phase.PLACING
             assert failures <= maximum + 1
             assert (event.retry_at_ns is None) or failures <= maximum
         if isinstance(event, InstanceReady | InstanceFinished | InstanceFailed | InstanceDeleted):

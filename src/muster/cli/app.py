@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
+from muster import __version__
 from muster.cli import (
     bench_commands,
     demo_commands,
@@ -39,6 +41,24 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"muster {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and end.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """What `muster` itself takes, before a command."""
+    del version  # its callback has ended the command
+
+
 for _commands in (serve_commands, instance_commands, run_commands, look_commands, bench_commands, demo_commands):
     _commands.register(app)
 

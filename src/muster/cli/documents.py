@@ -9,7 +9,7 @@ from typing import cast
 
 import msgspec
 
-from muster.cli.render import memory_in_use_bytes, ranks_in_use, workload_text
+from muster.cli.render import memory_in_use_bytes, node_state, ranks_in_use, workload_text
 from muster.events import Envelope, Unknown, kind_of
 from muster.protocol import Beat
 from muster.spec import Failure, NodeId
@@ -94,7 +94,7 @@ def node_document(state: State, node: Node, beats: Mapping[NodeId, Beat]) -> Doc
     beat = beats.get(info.node) if node.lost is None else None
     return {
         "node": info.node,
-        "state": "alive" if node.lost is None else "lost",
+        "state": node_state(node),
         "reason": node.lost,
         "since_ns": node.since_ns,
         "hostname": info.hostname,

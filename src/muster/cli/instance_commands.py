@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -34,6 +34,15 @@ if TYPE_CHECKING:
     from muster.spec import InstanceId, InstanceSpec, Workload
 
 _MODELS_RESTART = "on-failure:5"
+#: A group of one has nobody to talk to.
+_GROUP_RANKS = 2
+
+
+class _Waiting(NamedTuple):
+    """How long to wait for what was created, and whether to be silent meanwhile."""
+
+    seconds: float | None
+    quiet: bool
 
 
 def register(app: typer.Typer) -> None:
@@ -53,7 +62,11 @@ def create(
     script: Annotated[Path | None, typer.Option(help="Run this Python file as every rank.", metavar="FILE")] = None,
     group: Annotated[bool, typer.Option("--group", help="Only form the group and hold it.")] = False,
     ranks: Annotated[
-        int | None, typer.Option(help="Members of the group; by default one per node of --nodes, or 1.", metavar="N")
+        int | None,
+        typer.Option(
+            help="Members of the group; by default one per node of --nodes; without those 1, or 2 with --group.",
+            metavar="N",
+        ),
     ] = None,
     nodes: NodesOption = None,
     backend: BackendOption = "auto",
@@ -76,15 +89,20 @@ def create(
         ),
     ] = None,
     environment: EnvironmentOption = None,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is ready, and show how.")] = False,
+    wait: Annotated[
+        bool,
+        typer.Option("--wait/--no-wait", help="Wait until it is ready, a script until its end, and show how."),
+    ] = False,
     wait_seconds: Annotated[float | None, typer.Option(help="Wait no longer than this.", metavar="SECONDS")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not show how, while waiting.")] = False,
     json: JsonOption = False,
     coordinator: CoordinatorOption = DEFAULT_ADDRESS,
 ) -> None:
     """Create an instance: a served model, a script, or a bare group. Prints its id.
 
-    With --wait it ends with 0 once every rank is ready (or the script has finished), and with 1 and the cause when
-    the last attempt has failed. --json prints {"instance", "sequence"}, and with --wait the keys of `muster ps --json`.
+    With --wait it ends with 0 once every rank of a model or group is ready, or once a script has finished on every
+    rank; with 1 and the cause when the last attempt has failed, or when --wait-seconds are over.
+    --json prints {"instance", "sequence"}, and with --wait the keys of `muster ps --json`.
     """
     from muster.spec import InstanceSpec, NeverRestart
 
@@ -99,14 +117,15 @@ def create(
         spec = InstanceSpec(
             workload=workload,
             name=name,
-            ranks=ranks if ranks is not None else max(1, len(chosen)),
+            ranks=ranks if ranks is not None else len(chosen) or (_GROUP_RANKS if group else 1),
             nodes=chosen,
             backend=parse_choice("--backend", backend, ("auto", "ring", "jaccl")),  # pyright: ignore[reportArgumentType]
             restart=NeverRestart() if restart is None else parse_restart(restart),
             deadlines=parse_deadlines(deadline),
             memory_bytes=None if memory is None else int(memory * 2**30),
         )
-    _create(coordinator, spec, wait=wait or wait_seconds is not None, wait_seconds=wait_seconds, json=json)
+    waiting = _Waiting(seconds=wait_seconds, quiet=quiet) if wait or wait_seconds is not None else None
+    _create(coordinator, spec, waiting, json)
 
 
 def _workload(
@@ -128,8 +147,11 @@ def _workload(
     if script is not None and group:
         raise RequestError("--script and --group exclude each other", remedy=remedy)
     parse_choice("--sharding", sharding, ("auto", "pipeline", "tensor"))
-    if script is None and (timeout is not None or environment):
-        raise RequestError("--timeout and --env are for scripts only", remedy="Leave them out, or give --script FILE.")
+    stray = [option for option, given in (("--timeout", timeout is not None), ("--env", bool(environment))) if given]
+    if script is None and stray:
+        what = " and ".join(stray) + (" is" if len(stray) == 1 else " are")
+        them = "it" if len(stray) == 1 else "them"
+        raise RequestError(f"{what} for scripts only", remedy=f"Leave {them} out, or give --script FILE.")
     if script is not None:
         return ScriptWorkload(
             path=absolute(script),
@@ -155,7 +177,7 @@ def _model(text: str) -> str:
     return absolute(path) if is_path else text
 
 
-def _create(coordinator: str, spec: InstanceSpec, *, wait: bool, wait_seconds: float | None, json: bool) -> None:
+def _create(coordinator: str, spec: InstanceSpec, waiting: _Waiting | None, json: bool) -> None:
     from muster.cli import documents
     from muster.cli.client import CALL_SECONDS, run
     from muster.protocol import Create, Created
@@ -163,8 +185,8 @@ def _create(coordinator: str, spec: InstanceSpec, *, wait: bool, wait_seconds: f
     request = Create(spec=spec, key=secrets.token_hex(8))
 
     async def work(client: ControlClient) -> int:
-        if wait:
-            return await _create_and_wait(client, request, wait_seconds, json)
+        if waiting is not None:
+            return await _create_and_wait(client, request, waiting, json)
         created = await client.ask(request, CALL_SECONDS, Created)
         if json:
             documents.write({"instance": created.instance, "sequence": created.sequence})
@@ -175,38 +197,41 @@ def _create(coordinator: str, spec: InstanceSpec, *, wait: bool, wait_seconds: f
     raise typer.Exit(run(coordinator, work))
 
 
-async def _create_and_wait(client: ControlClient, request: Create, wait_seconds: float | None, json: bool) -> int:
+async def _create_and_wait(client: ControlClient, request: Create, waiting: _Waiting, json: bool) -> int:
     import anyio
 
     from muster.cli import documents
     from muster.cli.client import CALL_SECONDS, view
     from muster.cli.errors import EXIT_FAILED, show_failure, show_note
-    from muster.cli.watch import Seen, display, doing, is_settled, watching
+    from muster.cli.watch import Quiet, Seen, display, doing, is_awaited, watching
     from muster.protocol import Created
+    from muster.spec import ScriptWorkload
     from muster.state import Broken
 
-    shown = display()
+    goal = "finished" if isinstance(request.spec.workload, ScriptWorkload) else "ready"
+    shown = Quiet() if waiting.quiet else display()
     async with watching(client, shown) as watcher:
         created = await client.ask(request, CALL_SECONDS, Created)
         name = created.instance
         if not json:
             typer.echo(name)
-        watcher.shown.add(name)
-        with shown, anyio.move_on_after(wait_seconds):
-            await watcher.until(lambda state: state.sequence >= created.sequence and is_settled(state, name))
+        if not waiting.quiet:
+            watcher.shown.add(name)
+        with shown, anyio.move_on_after(waiting.seconds):
+            await watcher.until(lambda state: state.sequence >= created.sequence and is_awaited(state, name))
         state = watcher.state
     if state.sequence < created.sequence:  # so little time that its creation was not even seen
         state = (await view(client)).state
     instance = state.instances.get(name)
     if instance is None:
-        show_note(f"{name} was deleted before it was ready")
+        show_note(f"{name} was deleted before it was {goal}")
         return EXIT_FAILED
     if json:
         documents.write(documents.instance_summary(instance))
-    if not is_settled(state, name):
+    if not is_awaited(state, name):
         seen = Seen(instance=instance)
         ranks = (f"rank {rank.rank} on {rank.node} is {doing(seen, rank.rank)}" for rank in instance.ranks)
-        show_note(f"{name} is not ready after {wait_seconds:g} s: {'; '.join(ranks)}")
+        show_note(f"{name} is not {goal} after {waiting.seconds:g} s: {'; '.join(ranks)}")
         show_note(f"it goes on; see `muster describe {name}`, or end it with `muster delete {name}`")
         return EXIT_FAILED
     if isinstance(instance.status, Broken):

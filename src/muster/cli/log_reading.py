@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import anyio
 import msgspec
@@ -14,9 +14,9 @@ from muster.cli.watch import is_over
 from muster.coordinator.intake import find
 from muster.errors import RequestError
 from muster.eventlog.api import index_of
-from muster.events import Envelope, InstanceCreated, decode_envelope
+from muster.events import EVENT_TYPES, Envelope, InstanceCreated, decode_envelope
 from muster.protocol import Found, OutputLine, Outputs, Query, ReadOutput
-from muster.spec import InstanceId
+from muster.spec import InstanceId, NodeId
 
 #: How long the coordinator may hold an answer back until something is printed.
 WAIT_SECONDS = 5.0
@@ -56,6 +56,33 @@ async def instance_id(client: ControlClient, wanted: str) -> InstanceId:
                 f"{wanted!r} may be any of {', '.join(sorted(begun))}", remedy="Give more of the id."
             ) from error
         raise
+
+
+def parse_kinds(texts: Sequence[str]) -> tuple[str, ...]:
+    """Kinds of events as `Query.kinds` has them: "rank.ready" as it is, "rank" as "rank.", for all that begin so.
+
+    Raises:
+        RequestError: there is no such kind.
+    """
+    known = sorted(str(event.__struct_config__.tag) for event in EVENT_TYPES)
+    kinds = tuple(text if "." in text else f"{text}." for text in texts)
+    for text, kind in zip(texts, kinds, strict=True):
+        if not any(_is_kind(name, kind) for name in known):
+            groups = sorted({name.partition(".")[0] for name in known})
+            raise RequestError(
+                f"--kind is {text!r}, which is no kind of event",
+                remedy=f"Use {', '.join(groups)} for all of a sort, or one of: {', '.join(known)}.",
+            )
+    return kinds
+
+
+async def note_unknown_node(client: ControlClient, node: NodeId) -> None:
+    """Say so if the cluster has no such node, and the log no event of it."""
+    if node in (await view(client)).state.nodes:
+        return
+    found = await client.ask(Query(node=node, limit=1), CALL_SECONDS, Found)
+    if not found.envelopes:
+        show_note(f"there is no node {node}, and the log has no event of one; see: muster nodes")
 
 
 async def read_events(client: ControlClient, query: Query) -> list[Envelope]:

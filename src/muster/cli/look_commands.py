@@ -59,7 +59,8 @@ def ps(
         documents.write([documents.instance_summary(instance) for instance in shown])
         return
     if shown:
-        render.console().print(render.instances_table(shown))
+        console = render.console()
+        console.print(render.instances_table(shown, width=console.width))
     hidden = len(known) - len(shown)
     if hidden:
         typer.echo(f"{hidden} finished, not shown; see: muster ps --all", err=True)
@@ -67,12 +68,21 @@ def ps(
         typer.echo("No instances. Create one: muster create MODEL", err=True)
 
 
-def nodes(json: JsonOption = False, coordinator: CoordinatorOption = DEFAULT_ADDRESS) -> None:
+def nodes(
+    wide: Annotated[
+        bool, typer.Option("--wide", help="Also each worker's process, the machine's free memory, and versions.")
+    ] = False,
+    json: JsonOption = False,
+    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
+) -> None:
     """List the nodes, with what they have and what is in use.
 
-    --json prints a list of maps: node, state (alive, lost), reason, since_ns, hostname, pid, addresses, backends,
-    versions, ranks, max_ranks, memory_bytes, memory_in_use_bytes, memory_available_bytes, worker_memory_bytes,
-    warm_runners, warm_runner_memory_bytes.
+    RESERVED OF BUDGET is the memory given to instances, of what the node may give. A node is `stopped` when its worker
+    was stopped on purpose, `lost` when it fell silent or was replaced.
+
+    --json prints a list of maps: node, state (alive, stopped, lost), reason, since_ns, hostname, pid, addresses,
+    backends, versions, ranks, max_ranks, memory_bytes, memory_in_use_bytes, memory_available_bytes,
+    worker_memory_bytes, warm_runners, warm_runner_memory_bytes.
     """
     from muster.cli import documents, render
 
@@ -83,7 +93,7 @@ def nodes(json: JsonOption = False, coordinator: CoordinatorOption = DEFAULT_ADD
         documents.write([documents.node_document(seen.state, node, beats) for node in known])
         return
     if known:
-        render.console().print(render.nodes_table(seen.state, beats))
+        render.console().print(render.nodes_table(seen.state, beats, wide=wide))
     else:
         typer.echo("No nodes. Start a worker on each: muster worker --join HOST[:PORT]", err=True)
     typer.echo(f"coordinator: {render.size(seen.memory_bytes)}, its log: {render.size(seen.log_bytes)}", err=True)
@@ -135,14 +145,14 @@ def events(
     """
     from muster.cli import documents, render
     from muster.cli.client import run
-    from muster.cli.log_reading import follow_events, instance_id, read_events
+    from muster.cli.log_reading import follow_events, instance_id, note_unknown_node, parse_kinds, read_events
     from muster.protocol import Query
     from muster.spec import NodeId
 
     check_positive("--limit", limit)
     if node is not None:
         check_node(node, "--node")
-    kinds = tuple(name if "." in name else f"{name}." for name in kind or ())
+    kinds = parse_kinds(kind or ())
     since_ns = 0 if since is None else time.time_ns() - int(parse_seconds("--since", since) * 1e9)
     console = render.console()
 
@@ -158,6 +168,8 @@ def events(
         query = Query(
             instance=wanted, node=None if node is None else NodeId(node), kinds=kinds, since_ns=since_ns, limit=limit
         )
+        if query.node is not None:
+            await note_unknown_node(client, query.node)
         if follow:
             await follow_events(client, query, show)
         else:
@@ -218,15 +230,21 @@ def logs(
     --json prints one map per line: attempt, rank, text.
     """
     from muster.cli import documents
-    from muster.cli.client import run
+    from muster.cli.client import run, view
+    from muster.cli.errors import show_note
     from muster.cli.log_reading import follow_output, read_output
+    from muster.coordinator.intake import find
     from muster.errors import RequestError
     from muster.protocol import OutputLine
 
     if rank is not None and rank < 0:
         raise RequestError(f"--rank is {rank}", remedy="Ranks count from 0.")
 
+    printed = False
+
     def show(lines: tuple[OutputLine, ...]) -> None:
+        nonlocal printed
+        printed = True
         if json:
             for line in lines:
                 documents.write(documents.plain(line), pretty=False)
@@ -235,10 +253,18 @@ def logs(
             sys.stdout.flush()
 
     async def work(client: ControlClient) -> None:
+        found = find((await view(client)).state, instance)
+        if rank is not None and rank >= len(found.ranks):
+            raise RequestError(
+                f"--rank is {rank}, but {found.id} has {len(found.ranks)} rank{'s' if len(found.ranks) > 1 else ''}",
+                remedy=f"Ranks count from 0: give 0 to {len(found.ranks) - 1}.",
+            )
         if follow:
-            await follow_output(client, instance, rank, show)
+            await follow_output(client, found.id, rank, show)
         else:
-            await read_output(client, instance, rank, show)
+            await read_output(client, found.id, rank, show)
+        if not printed:
+            show_note((found.id if rank is None else f"rank {rank} of {found.id}") + " has printed nothing")
 
     run(coordinator, work)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,12 +41,23 @@ STATE_STYLES = {
     "lost": "red",
     "finished": "cyan",
     "gone": "bright_black",
+    "stopped": "bright_black",
 }
 
 
 def console(columns: int = _WIDE_COLUMNS) -> Console:
     """Standard output: as wide as the terminal, or where there is none, as `columns`."""
     return Console(width=None if sys.stdout.isatty() else columns, highlight=False, markup=False)
+
+
+def exit_text(code: int) -> str:
+    """How a process ended: "exit code 3", or for one that a signal ended (below 0) the signal's name."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
 
 
 def printable(text: str) -> str:
@@ -104,28 +116,71 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def instances_table(instances: Iterable[Instance], now_ns: int | None = None) -> Table:
-    """What `muster ps` shows."""
-    table = _table("INSTANCE", "NAME", "WORKLOAD", "STATE", "RANKS", "NODES", "BACKEND", "ATTEMPT", "AGE", "CAUSE")
-    for instance in instances:
-        ready = sum(isinstance(rank.state, Ready) for rank in instance.ranks)
-        cause = ""
-        if isinstance(instance.status, Broken):
-            failure = instance.status.failure
-            cause = failure.kind + (f" (rank {failure.rank} on {failure.node})" if failure.rank >= 0 else "")
-        table.add_row(
-            _cell(instance.id),
-            _cell(instance.spec.name or ""),
-            _cell(workload_text(instance.spec)),
-            _state_cell(status_name(instance.status)),
-            _cell(f"{ready}/{len(instance.ranks)}"),
-            _cell(",".join(dict.fromkeys(rank.node for rank in instance.ranks))),
-            _cell(instance.backend),
-            _cell(str(instance.attempt)),
-            _cell(age(instance.created_ns, now_ns)),
-            _cell(cause, "red"),
+#: What `muster ps` leaves out, first to last, where a terminal is too narrow.
+_EXPENDABLE_COLUMNS = ("BACKEND", "ATTEMPT", "NAME", "AGE")
+#: The least that is left of the columns of `muster ps` that may wrap or be cut.
+_LEAST_COLUMNS = {"WORKLOAD": 12, "CAUSE": 16}
+
+
+def instances_table(instances: Iterable[Instance], now_ns: int | None = None, width: int = _WIDE_COLUMNS) -> Table:
+    """What `muster ps` shows in `width` columns. Only CAUSE wraps: all else is for finding and copying."""
+    rows = [_instance_cells(instance, now_ns) for instance in instances]
+    columns = ["INSTANCE", "NAME", "WORKLOAD", "STATE", "RANKS", "NODES", "BACKEND", "ATTEMPT", "AGE", "CAUSE"]
+    if not any(row["CAUSE"].plain for row in rows):
+        columns.remove("CAUSE")
+    for expendable in _EXPENDABLE_COLUMNS:
+        if _least_width(columns, rows) <= width:
+            break
+        columns.remove(expendable)
+    if _least_width(columns, rows) > width:
+        for row in rows:
+            row["NODES"] = _shortened(row["NODES"])
+    spare = max(0, width - _least_width(columns, rows))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(
+            column,
+            no_wrap=column not in _LEAST_COLUMNS,
+            overflow="fold" if column == "CAUSE" else "ellipsis",
+            max_width=_LEAST_COLUMNS[column] + spare if column == "WORKLOAD" else None,
         )
+    for row in rows:
+        table.add_row(*(row[column] for column in columns))
     return table
+
+
+def _shortened(nodes: Text) -> Text:
+    """The first of many nodes, and how many more there are."""
+    first, *others = nodes.plain.split(",")
+    return _cell(f"{first},+{len(others)}") if len(others) > 1 else nodes
+
+
+def _least_width(columns: Sequence[str], rows: Sequence[Mapping[str, Text]]) -> int:
+    widths = (max([len(column), *(row[column].cell_len for row in rows)]) for column in columns)
+    least = (min(width, _LEAST_COLUMNS.get(column, width)) for column, width in zip(columns, widths, strict=True))
+    return sum(least) + len(columns) - 1
+
+
+def _instance_cells(instance: Instance, now_ns: int | None) -> dict[str, Text]:
+    ready = sum(isinstance(rank.state, Ready) for rank in instance.ranks)
+    cause = ""
+    if isinstance(instance.status, Broken):
+        failure = instance.status.failure
+        cause = failure.kind + (f" (rank {failure.rank} on {failure.node})" if failure.rank >= 0 else "")
+    workload = _cell(workload_text(instance.spec))
+    workload.no_wrap = True
+    return {
+        "INSTANCE": _cell(instance.id),
+        "NAME": _cell(instance.spec.name or ""),
+        "WORKLOAD": workload,
+        "STATE": _state_cell(status_name(instance.status)),
+        "RANKS": _cell(f"{ready}/{len(instance.ranks)}"),
+        "NODES": _cell(",".join(dict.fromkeys(rank.node for rank in instance.ranks))),
+        "BACKEND": _cell(instance.backend),
+        "ATTEMPT": _cell(str(instance.attempt)),
+        "AGE": _cell(age(instance.created_ns, now_ns)),
+        "CAUSE": _cell(cause, "red"),
+    }
 
 
 def ranks_in_use(state: State, node: Node) -> int:
@@ -147,45 +202,65 @@ def _needs(state: State, node: Node) -> list[int]:
     ]
 
 
-def nodes_table(state: State, beats: Mapping[NodeId, Beat], now_ns: int | None = None) -> Table:
-    """What `muster nodes` shows. MEMORY is what ranks were placed with; FREE is what the machine has left."""
-    table = _table(
-        "NODE",
-        "STATE",
-        "SINCE",
-        "HOST",
-        "RANKS",
-        "MEMORY",
-        "FREE",
-        "WARM RUNNERS",
-        "WORKER",
-        "BACKENDS",
-        "VERSIONS",
-        "",
-    )
+def node_state(node: Node) -> str:
+    """What people call a node's state: alive, lost, or stopped where its worker was stopped on purpose."""
+    if node.lost is None:
+        return "alive"
+    return "stopped" if "was stopped" in node.lost else "lost"
+
+
+def nodes_table(
+    state: State, beats: Mapping[NodeId, Beat], now_ns: int | None = None, *, wide: bool = False
+) -> RenderableType:
+    """What `muster nodes` shows. RESERVED is what ranks were placed with, of what the node may give to ranks."""
+    columns = ["NODE", "STATE", "RANKS", "RESERVED OF BUDGET", "WARM RUNNERS", "BACKENDS"]
+    if wide:
+        columns += ["SINCE", "WORKER", "WORKER MEMORY", "MACHINE FREE", "VERSIONS"]
+    table = _table(*columns)
+    table.columns[0].no_wrap = table.columns[1].no_wrap = True
+    notes: list[Text] = []
     for name, node in sorted(state.nodes.items()):
         beat = beats.get(name) if node.lost is None else None
-        warm = free = worker = ""
-        if beat is not None:
-            each = f" of {size(beat.warm_memory_bytes)}" if beat.warm_runners else ""
-            warm = f"{beat.warm_runners}{each}"
-            free = size(beat.memory_available_bytes)
-            worker = size(beat.memory_used_bytes)
-        table.add_row(
+        warm = "" if beat is None else str(beat.warm_runners)
+        if beat is not None and beat.warm_runners:
+            warm += f" ({size(beat.warm_memory_bytes)} each)"
+        cells = [
             _cell(name),
-            _state_cell("alive" if node.lost is None else "lost"),
-            _cell(age(node.since_ns, now_ns)),
-            _cell(node.info.hostname),
+            _state_cell(node_state(node)),
             _cell(f"{ranks_in_use(state, node)}/{node.info.max_ranks}"),
             _cell(f"{size(memory_in_use_bytes(state, node))} of {size(node.info.memory_bytes)}"),
-            _cell(free),
             _cell(warm),
-            _cell(worker),
             _cell(",".join(node.info.backends)),
-            _cell(" ".join(f"{key} {value}" for key, value in sorted(node.info.versions.items()))),
-            _cell(node.lost or "", "red"),
-        )
-    return table
+        ]
+        if wide:
+            cells += [
+                _cell(age(node.since_ns, now_ns)),
+                _cell(f"pid {node.info.pid} on {node.info.hostname}"),
+                _cell("" if beat is None else size(beat.memory_used_bytes)),
+                _cell("" if beat is None else size(beat.memory_available_bytes)),
+                _cell(_versions_text(node)),
+            ]
+        table.add_row(*cells)
+        if node.lost is not None:
+            notes.append(_cell(f"{name} {node_state(node)} {age(node.since_ns, now_ns)} ago: {node.lost}", "red"))
+    notes.extend(_version_notes(state))
+    return Group(table, *notes)
+
+
+def _versions_text(node: Node) -> str:
+    return " ".join(f"{key} {value}" for key, value in sorted(node.info.versions.items()))
+
+
+def _version_notes(state: State) -> Iterator[Text]:
+    """A line for each package that has not the same version on all nodes that are there."""
+    alive = [node for _, node in sorted(state.nodes.items()) if node.lost is None]
+    for package in sorted({package for node in alive for package in node.info.versions}):
+        owners: dict[str, list[str]] = {}
+        for node in alive:
+            owners.setdefault(node.info.versions.get(package, "missing"), []).append(node.info.node)
+        if len(owners) > 1:
+            text = "; ".join(f"{version} on {', '.join(names)}" for version, names in sorted(owners.items()))
+            yield _cell(f"versions of {package} differ: {text}", "yellow")
 
 
 def instance_details(instance: Instance, events: Sequence[Envelope], now_ns: int | None = None) -> RenderableType:
@@ -249,7 +324,7 @@ def _ranks_table(ranks: Sequence[Rank], now_ns: int | None) -> Table:
         state = status_name(rank.state)
         cell = _state_cell(state)
         if isinstance(rank.state, Gone) and rank.state.exit_code is not None:
-            cell.append(f" (exit code {rank.state.exit_code})")
+            cell.append(f" ({exit_text(rank.state.exit_code)})")
         layers = "" if rank.layers is None else f"{rank.layers[0]}-{rank.layers[1] - 1}"
         table.add_row(
             _cell(str(rank.rank)),
@@ -287,7 +362,7 @@ def event_line(envelope: Envelope) -> Text:
         case InstanceFailed(failure=failure) | RankFailed(failure=failure):
             whom.append(f"{failure.kind}: {failure.message}")
         case RankGone(exit_code=int(code)):
-            whom.append(f"exit code {code}")
+            whom.append(exit_text(code))
         case _:
             pass
     return line.append("  " + printable(", ".join(whom)))

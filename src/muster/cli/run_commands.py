@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from muster.protocol import Done, Generate
 
 
+_PROMPT_HELP = "What to ask; `-` reads it from standard input, without the newline at its end."
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands to the application."""
     app.command("exec", context_settings={"allow_interspersed_args": False})(execute)
@@ -88,7 +91,7 @@ def execute(
 
 def generate(
     instance: InstanceArgument,
-    prompt: Annotated[str, typer.Argument(help="What to ask; `-` reads it from standard input.", metavar="PROMPT")],
+    prompt: Annotated[str, typer.Argument(help=_PROMPT_HELP, metavar="PROMPT")],
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without a chat template.")] = False,
     max_tokens: Annotated[int, typer.Option(help="Tokens at most.", metavar="N")] = 256,
     temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.0,
@@ -109,7 +112,8 @@ def generate(
     from muster.sampling import Message, SamplingParams
 
     check_positive("--timeout", timeout)
-    text = sys.stdin.read() if prompt == "-" else prompt
+    # The newline that ends a line in a shell is not meant to be part of the prompt.
+    text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
     if not text:
         raise RequestError("the prompt is empty", remedy="Give some text, or `-` to read it from standard input.")
     with input_errors():

@@ -14,6 +14,7 @@ from types import FrameType
 import msgspec
 import psutil
 
+from muster.cli.render import exit_text
 from muster.errors import MusterError, PortError, UnreachableError
 from muster.local import LocalCluster, Member
 
@@ -193,10 +194,9 @@ def _attend(cluster: LocalCluster, tails: _Tails, stop: threading.Event) -> None
         for name, member in cluster.members.items():
             code = member.process.poll()
             if code is not None and not stop.is_set():
-                how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
                 what = name if name == "coordinator" else f"worker {name}"
                 raise MemberEndedError(
-                    f"{what} (pid {member.process.pid}) ended by itself ({how}); everything is stopped",
+                    f"{what} (pid {member.process.pid}) ended by itself ({exit_text(code)}); everything is stopped",
                     remedy=f"Its log is {member.log}",
                 )
 

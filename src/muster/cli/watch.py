@@ -14,10 +14,11 @@ import msgspec
 from muster.bus import Applied, ControlClient, Disconnected, Follower, Synchronised
 from muster.cli.client import view
 from muster.cli.errors import show_note
+from muster.cli.render import exit_text
 from muster.errors import MusterError
 from muster.protocol import Progress
 from muster.spec import InstanceId
-from muster.state import Broken, Finished, Gone, Instance, Running, State, all_gone, phase_of, status_name
+from muster.state import Broken, Finished, Gone, Instance, Running, State, all_gone, is_script, phase_of, status_name
 
 #: How often progress within a phase, which has no events, is asked for.
 _PROGRESS_SECONDS = 0.3
@@ -82,7 +83,7 @@ def doing(seen: Seen, rank_number: int) -> str:
     """What a rank is doing, for a person: "loading 3/24 layers"."""
     rank = seen.instance.ranks[rank_number]
     if isinstance(rank.state, Gone):
-        return "gone" if rank.state.exit_code is None else f"gone (exit code {rank.state.exit_code})"
+        return "gone" if rank.state.exit_code is None else f"gone ({exit_text(rank.state.exit_code)})"
     phase = phase_of(seen.instance, rank)
     progress = seen.progress.get(rank_number)
     name = "ready" if status_name(rank.state) == "ready" else phase.value
@@ -212,6 +213,12 @@ def is_over(state: State, instance: InstanceId) -> bool:
             return all_gone(found)
         case _:
             return False
+
+
+def is_awaited(state: State, instance: InstanceId) -> bool:
+    """Whether `muster create --wait` has seen what it waits for: a script's end, or that anything else is settled."""
+    found = state.instances.get(instance)
+    return found is None or (is_over(state, instance) if is_script(found) else is_settled(state, instance))
 
 
 def left_over(state: State, instances: Collection[InstanceId]) -> list[str]:

@@ -103,6 +103,8 @@ def _checked(spec: InstanceSpec, state: State) -> InstanceSpec:
     Raises:
         RequestError: it names something taken, or its workload cannot be.
     """
+    if spec.name is not None and spec.name in state.instances:
+        raise RequestError(f"the name {spec.name!r} is the id of an instance", remedy="Choose another name.")
     if spec.name is not None:
         taken = [instance.id for instance in state.instances.values() if instance.spec.name == spec.name]
         if taken:

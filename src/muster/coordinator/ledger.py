@@ -65,6 +65,7 @@ class Ledger:
             body=body,
             report=report,
         )
+        state = apply(self.state, envelope)  # first: what cannot be folded must not be in the log
         try:
             self._log.append([envelope])
         except LogError as error:
@@ -75,7 +76,7 @@ class Ledger:
         if self.trouble is not None:
             logger.info("the event log can be written again")
             self.trouble = None
-        self.state = apply(self.state, envelope)
+        self.state = state
         self._publisher.publish(envelope)
         logger.debug("{} {}", envelope.sequence, kind_of(event))
         self.on_event(envelope, event)

@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from muster.lifecycle import SECOND, Settings
-from muster.spec import Failure, NodeInfo
+from muster.spec import COORDINATOR, Failure, NodeInfo
 from muster.state import State
 
 _NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -66,11 +66,15 @@ def _malformed(info: NodeInfo) -> Failure | None:
     problem = ""
     if not _NODE_ID.fullmatch(info.node):
         problem = f"the node id {info.node!r} is not 1 to 63 letters, digits, dots, dashes or underscores"
-    elif not info.boot:
-        problem = "boot is empty"
+    elif info.node == COORDINATOR:
+        problem = f"the node id {info.node!r} is the coordinator's own"
+    elif not 0 < len(info.boot) <= 64 or max(len(info.hostname), len(info.machine)) > 256:
+        problem = "boot is empty, or boot, hostname or machine is too long"
+    elif any(not re.fullmatch(r"(\d{1,3}\.){3}\d{1,3}", address.host) for address in info.addresses):
+        problem = f"node {info.node} has an address that is not IPv4"
     elif not info.addresses:
         problem = f"node {info.node} has no address"
-    elif info.max_ranks < 1 or info.memory_bytes < 0:
+    elif info.max_ranks < 1 or not 0 <= info.memory_bytes < 2**60:
         problem = f"node {info.node} says max_ranks {info.max_ranks} and memory_bytes {info.memory_bytes}"
     if not problem:
         return None

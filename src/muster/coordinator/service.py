@@ -143,6 +143,8 @@ class Coordinator:
             except Exception:
                 # One bad request must not end the coordinator of everybody else.
                 logger.exception("request {} failed", type(incoming.call.request).__name__)
+                failure = Failure(kind="internal", message="the request failed in the coordinator; see its log")
+                self._answer(incoming, Refused(failure=failure))
             self._wake()
 
     async def _keep_time(self) -> None:
@@ -239,7 +241,8 @@ class Coordinator:
         before = self._beats.get(beat.node)
         known = set(before.progress) if before is not None else set()
         for progress in beat.progress:
-            if progress not in known:
+            instance = self._ledger.state.instances.get(progress.instance)
+            if progress not in known and instance is not None and 0 <= progress.rank < len(instance.ranks):
                 self._ledger.progress_ns[progress.instance, progress.attempt, progress.rank] = now
         self._beats[beat.node] = beat
 
@@ -337,7 +340,7 @@ class Coordinator:
         try:
             event = decode_event(report.event)
             self._check_authority(event, report)
-        except (RequestError, msgspec.DecodeError) as error:
+        except (RequestError, msgspec.DecodeError, RecursionError) as error:
             failure = Failure(kind="request-invalid", message=f"report {report.n}: {error}", node=report.node)
             self._answer(incoming, Refused(failure=failure))
             return False
@@ -368,7 +371,7 @@ class Coordinator:
             return
         found = self._outputs.read(instance.id, request.after, request.rank)
         over = isinstance(instance.status, Broken | Finished | Deleting)
-        if found.lines or over or request.wait_seconds <= 0:
+        if found.lines or over or not request.wait_seconds > 0:  # not: NaN is no time to wait
             self._answer(incoming, found)
             return
 

@@ -86,13 +86,15 @@ def coordination_scope(
     path = directory / _file_name(payload)
     variables = _variables(numeric, path)
     overlay = _Overlay(environ, variables)
+    creator = os.getpid()
     try:
         _write(path, _content(numeric))
         overlay.enter()
         yield CoordinationFiles(_backend(payload), path, variables)
     finally:
-        overlay.leave()
-        path.unlink(missing_ok=True)
+        if os.getpid() == creator:  # a fork of the process that unwinds does not end the scope
+            overlay.leave()
+            path.unlink(missing_ok=True)
 
 
 def sweep(directory: Path, *, alive: Callable[[int, float], bool]) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import importlib.metadata
 import os
@@ -65,8 +66,9 @@ def main(descriptor: int, parent_pid: int, *, full: bool) -> None:
 
 def _exit(code: int) -> None:
     """End without the interpreter's teardown, which joins MLX's threads and may wait for a dead peer."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # a script may have closed it, or put anything in its place
+            stream.flush()
     os._exit(code)
 
 

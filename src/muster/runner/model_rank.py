@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import zmq
 
-from muster.errors import ProtocolError
+from muster.errors import ModelError, ProtocolError
 from muster.model import files, hub
 from muster.model.generate import Decoder, warm_up
 from muster.model.load import LoadedModel, load_shard
@@ -80,6 +80,11 @@ class ModelRank:
         loaded = load_shard(
             self._path, self._plan, self._context.prepare.rank, cast(Any, group), on_layer=self._layer_loaded
         )
+        if files.fingerprint(self._path) != self._fingerprint:
+            raise ModelError(
+                f"the files in {self._path} changed while they were loaded",
+                remedy="Leave a model's files alone while an instance comes up, and create it again.",
+            )
         layers = self._plan.layers_of(self._context.prepare.rank)
         self._context.channel.send(
             LoadedFrame(

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import gc
 import hashlib
+import io
 import os
 import runpy
 import signal
 import sys
+import threading
 import traceback
 from pathlib import Path
 
@@ -62,23 +67,41 @@ class ScriptRank:
         self._context.phase = Phase.RUNNING
         self._enter()
         self._context.channel.send(ReadyFrame())
+        process = os.getpid()
         try:
             runpy.run_path(str(self._path), run_name="__main__")
         except SystemExit as error:
-            return _exit_code(error)
+            code = _exit_code(error)
         except BaseException as error:  # a script may raise anything; it is shown as the interpreter would
             _print_from_script(error, str(self._path))
-            return 1
-        return 0
+            code = 1
+        else:
+            code = 0
+        if os.getpid() == process:  # a fork that comes this far just ends, as it would have without us
+            _finish()
+        return code
 
     def _enter(self) -> None:
         """Make the process look as if Python had been started on the file."""
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):  # whole lines, also where another rank's failure ends this one
+                stream.reconfigure(line_buffering=True, write_through=False)
         if self._workload.directory is not None:
             os.chdir(self._workload.directory)
         os.environ.update(self._workload.environment)
         sys.argv = [str(self._workload.path), *self._workload.arguments]
         sys.path[0] = str(self._path.resolve().parent)
+
+
+def _finish() -> None:
+    """What the interpreter does at its end and `os._exit` would skip: threads, exit handlers, files left open."""
+    threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
+    atexit._run_exitfuncs()
+    for kind in (io.TextIOWrapper, io.BufferedWriter):  # text into bytes, then bytes out
+        for file in [item for item in gc.get_objects() if isinstance(item, kind)]:
+            with contextlib.suppress(OSError, ValueError):
+                file.flush()
 
 
 def _exit_code(error: SystemExit) -> int:

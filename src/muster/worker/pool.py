@@ -131,7 +131,12 @@ class RunnerPool:
             if self._failures:
                 await anyio.sleep(min(_RETRY_SECONDS * 2.0**self._failures, _RETRY_MAX_SECONDS))
             runner = RunnerProcess(self._reaper, self._records, full=True)
-            await group.start(runner.run)
+            try:
+                await group.start(runner.run)
+            except OSError as error:  # no descriptor, no memory: the ranks that run go on
+                self._failures += 1
+                logger.error("no warm runner can be started: {}; trying again", error)
+                continue
             self._warming = runner
             with anyio.move_on_after(self._settings.start_seconds):
                 await runner.wait_warm()

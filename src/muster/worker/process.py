@@ -26,10 +26,17 @@ from muster.worker.records import Records
 
 #: How many of its last lines a failure quotes.
 TAIL_LINES = 20
+#: How much of each.
+TAIL_CHARACTERS = 500
 #: A longer line is cut, so that a workload cannot fill the worker's memory.
 MAX_LINE_BYTES = 64 * 1024
 #: Lines that wait for the coordinator before the runner's pipe is left to fill up, which makes the runner wait.
 _QUEUED_LINES = 256
+
+#: How long after the end of a runner something more is expected in its pipe.
+_LAST_WORDS_SECONDS = 0.5
+#: How long that may take to be handed on.
+_DRAIN_SECONDS = 10.0
 
 _decoder: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
 
@@ -51,6 +58,8 @@ class RunnerProcess:
         self._records = records
         self._ended = anyio.Event()
         self._drained = anyio.Event()
+        self._reading: anyio.CancelScope | None = None  #: around the read of the output that is under way
+        self._gone = False
         self._warmed = anyio.Event()
         self._frames_in, self.frames = anyio.create_memory_object_stream[FromRank](math.inf)
         self._lines_in, self.lines = anyio.create_memory_object_stream[str](_QUEUED_LINES)
@@ -113,7 +122,10 @@ class RunnerProcess:
                 self.exit_code = await process.wait()
                 self._kill_group()
                 # What it wrote last is still in the pipe; a descendant may keep that open for ever.
-                with anyio.move_on_after(1.0):
+                self._gone = True
+                if self._reading is not None:
+                    self._reading.deadline = anyio.current_time() + _LAST_WORDS_SECONDS
+                with anyio.move_on_after(_DRAIN_SECONDS):
                     await self._drained.wait()
                 group.cancel_scope.cancel()
         finally:
@@ -146,6 +158,7 @@ class RunnerProcess:
         for stream in (process.stdout, self._connection):
             if stream is not None:
                 await stream.aclose()
+        await anyio.lowlevel.checkpoint()  # lets asyncio close the pipe's transport while there is a loop
         self._reaper.forget(self.pid)
         self._records.remove(self.pid)
         self._frames_in.close()
@@ -187,22 +200,30 @@ class RunnerProcess:
         assert process.stdout is not None
         rest = b""
         try:
-            while True:
-                rest += await process.stdout.receive()
-                *lines, rest = rest.split(b"\n")
+            while (chunk := await self._read(process.stdout)) is not None:
+                *lines, rest = (rest + chunk).split(b"\n")
                 if len(rest) > MAX_LINE_BYTES:
                     lines, rest = [*lines, rest[:MAX_LINE_BYTES]], rest[MAX_LINE_BYTES:]
                 for line in lines:
                     await self._line(line)
-        except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
             if rest:
                 await self._line(rest)
         finally:
             self._drained.set()
             self._lines_in.close()
 
+    async def _read(self, stream: anyio.abc.ByteReceiveStream) -> bytes | None:
+        """What the process wrote; `None` at the end, or when it is gone and nothing more comes."""
+        deadline = anyio.current_time() + _LAST_WORDS_SECONDS if self._gone else math.inf
+        with anyio.CancelScope(deadline=deadline) as self._reading:
+            try:
+                return await stream.receive()
+            except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+                return None
+        return None
+
     async def _line(self, line: bytes) -> None:
         text = line.decode("utf-8", "replace").rstrip("\r")
-        self.tail.append(text)
+        self.tail.append(text if len(text) <= TAIL_CHARACTERS else text[:TAIL_CHARACTERS] + "…")
         with contextlib.suppress(anyio.BrokenResourceError):
             await self._lines_in.send(text)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import anyio
-import anyio.abc
 import msgspec
 from loguru import logger
 
@@ -88,30 +87,40 @@ class RankTask:
     async def run(self) -> None:
         """Live, and report; on cancellation too, nothing is left and the end is reported."""
         self._hurry(True)
-        try:
-            with self._scope:
-                async with anyio.create_task_group() as group:
-                    group.start_soon(self._leave_when_unwanted)
-                    await self._live(group)
-                    group.cancel_scope.cancel()
-        except Exception as error:  # the outermost edge of a rank: the worker and its other ranks go on
-            logger.exception("{} failed in the worker itself", self.place)
-            self._fail(_failure("internal", f"{type(error).__name__}: {error}", "See the worker's log, and report it."))
-        finally:
-            with anyio.CancelScope(shield=True):
-                if self._worker_stops:
-                    self._fail(_failure("worker-stopped", "its worker was stopped", "Start the worker again."))
-                await self._tear_down()
-                self.ended.set()
+        # What the rank printed outlives the rank by a moment: its last lines say why it ended.
+        async with anyio.create_task_group() as self._output:
+            try:
+                await self._run()
+            except Exception as error:  # the outermost edge of a rank: the worker and its other ranks go on
+                logger.exception("{} failed in the worker itself", self.place)
+                cause: BaseException = error
+                while isinstance(cause, BaseExceptionGroup) and len(cause.exceptions) == 1:
+                    cause = cause.exceptions[0]
+                message = f"{type(cause).__name__}: {cause}"
+                self._fail(_failure("internal", message, "See the worker's log, and report it."))
+            finally:
+                with anyio.CancelScope(shield=True):
+                    if self._worker_stops:
+                        self._fail(_failure("worker-stopped", "its worker was stopped", "Start the worker again."))
+                    await self._tear_down()
+                    self.ended.set()
+            self._output.cancel_scope.cancel()
+
+    async def _run(self) -> None:
+        with self._scope:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._leave_when_unwanted)
+                await self._live()
+                group.cancel_scope.cancel()
 
     async def _leave_when_unwanted(self) -> None:
         await self._watch.until(lambda state: not self.place.wanted(state))
         self._scope.cancel()
 
-    async def _live(self, group: anyio.abc.TaskGroup) -> None:
+    async def _live(self) -> None:
         try:
             try:
-                line = await self._take_runner(group)
+                line = await self._take_runner()
                 await self._prepare(line)
                 await self._form(line)
                 await self._bring_up(line)
@@ -125,7 +134,7 @@ class RankTask:
 
     # --- preparing ----------------------------------------------------------------------------------------
 
-    async def _take_runner(self, group: anyio.abc.TaskGroup) -> Line:
+    async def _take_runner(self) -> Line:
         if self.place.world_size > 1:
             for address in self._site.info.addresses:
                 reservation = self._site.reserve(address.host)
@@ -134,7 +143,7 @@ class RankTask:
         seconds = self.place.spec.deadlines.prepare_seconds
         runner = self._runner = await self._pool.take(full=isinstance(self.place.spec.workload, ModelWorkload))
         line = Line(runner, self._watch)
-        group.start_soon(self._reporter.pump, runner)
+        self._output.start_soon(self._reporter.pump, runner)
         with anyio.move_on_after(seconds):
             if not await runner.wait_warm():
                 await line.receive()  # raises what the runner said last, or that it ended
@@ -329,12 +338,21 @@ class RankTask:
             message = f"the runner closed its line to the worker and did not end within {seconds:g} s"
             raise RankError(_failure("rank-exited", message, "See its output: muster logs"))
         code = await self._runner.wait_ended()
+        await self._output_sent()
         script = isinstance(self.place.spec.workload, ScriptWorkload)
         if not (script and self._phase is Phase.RUNNING and code == 0):
             raise RankError(diagnosis.ended(code, self._runner.tail, script=script, phase=self._phase))
 
+    async def _output_sent(self) -> None:
+        """Wait a moment for what the runner printed last."""
+        with anyio.move_on_after(_LAST_OUTPUT_SECONDS):
+            await self._reporter.pumped.wait()
+
     def _fail(self, failure: Failure) -> None:
-        failure = msgspec.structs.replace(failure, rank=self.place.rank, node=self._site.info.node, phase=self._phase)
+        remedy = failure.remedy.replace("muster logs", f"muster logs {self.place.id}")
+        failure = msgspec.structs.replace(
+            failure, rank=self.place.rank, node=self._site.info.node, phase=self._phase, remedy=remedy
+        )
         self._reporter.failed(failure)
 
     async def _tear_down(self) -> None:
@@ -344,8 +362,7 @@ class RankTask:
         if self._runner is not None:
             asks = self._phase is Phase.RUNNING and not isinstance(self.place.spec.workload, ScriptWorkload)
             code = await self._runner.end(ask=asks, patience_seconds=self.place.spec.deadlines.stop_seconds)
-            with anyio.move_on_after(_LAST_OUTPUT_SECONDS):
-                await self._reporter.pump_rest(self._runner)
+            await self._output_sent()
         with suppress(OSError):
             sweep(self._site.directory, alive=owner_alive)
         self._release_ports()

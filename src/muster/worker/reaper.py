@@ -50,6 +50,11 @@ class Reaper:
         self._watched.discard(pid)
         self._say(f"-{pid}\n")
 
+    def check(self) -> None:
+        """Have another reaper where somebody killed this one."""
+        if self._process.poll() is not None:
+            self._start_again()
+
     def close(self) -> None:
         """End the reaper; whatever it still watches is killed."""
         os.close(self._write)

@@ -8,6 +8,8 @@ import re
 import signal
 from pathlib import Path
 
+from loguru import logger
+
 from muster.group.scope import owner_alive
 
 _NAME = re.compile(r"(\d+)-(\d+)\.runner")
@@ -23,8 +25,13 @@ class Records:
 
     def add(self, pid: int, started: float) -> None:
         """Remember a runner."""
-        self._paths[pid] = self._directory / f"{pid}-{round(started * 100)}.runner"
-        self._paths[pid].touch(mode=0o600)
+        path = self._directory / f"{pid}-{round(started * 100)}.runner"
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.touch(mode=0o600)
+        except OSError as error:  # the runner is none the worse: only the next worker knows less
+            logger.warning("runner {} cannot be recorded: {}", pid, error)
+        self._paths[pid] = path
 
     def remove(self, pid: int) -> None:
         """Forget a runner that is gone."""

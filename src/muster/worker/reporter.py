@@ -26,6 +26,8 @@ from muster.worker.watch import Place
 
 #: Lines of output that one message carries at most.
 _LINES_PER_MESSAGE = 200
+#: And characters, of up to three bytes here: with the longest line the message stays below the bus's 1 MiB.
+_CHARACTERS_PER_MESSAGE = 128 * 1024
 
 
 class _Name(TypedDict):
@@ -41,6 +43,7 @@ class Reporter:
 
     def __init__(self, place: Place, info: NodeInfo, outbox: Outbox) -> None:
         self.cause = place.caused_by
+        self.pumped = anyio.Event()  #: all that the runner printed is in the outbox
         self._place = place
         self._outbox = outbox
         self._name: _Name = {
@@ -97,23 +100,19 @@ class Reporter:
         self._send(RankGone(**self._name, exit_code=exit_code))
 
     async def pump(self, runner: RunnerProcess) -> None:
-        """Carry the runner's output until it ends; what is left when this is cancelled, `pump_rest` takes."""
+        """Carry the runner's output until it ends. Must not be cancelled while that matters: lines would be lost."""
         with suppress(anyio.EndOfStream):
             while True:
                 await self._send_lines(runner, await runner.lines.receive())
-
-    async def pump_rest(self, runner: RunnerProcess) -> None:
-        """Carry what the runner wrote last."""
-        with suppress(anyio.EndOfStream, anyio.WouldBlock):
-            while True:
-                await self._send_lines(runner, runner.lines.receive_nowait())
+        self.pumped.set()
 
     def _send(self, event: Event) -> None:
         self._outbox.report(event, self.cause)
 
     async def _send_lines(self, runner: RunnerProcess, first: str) -> None:
-        lines = [first]
+        lines, size = [first], len(first)
         with suppress(anyio.EndOfStream, anyio.WouldBlock):
-            while len(lines) < _LINES_PER_MESSAGE:
+            while len(lines) < _LINES_PER_MESSAGE and size < _CHARACTERS_PER_MESSAGE:
                 lines.append(runner.lines.receive_nowait())
+                size += len(lines[-1])
         await self._outbox.output(self._place.id, self._place.attempt, self._place.rank, tuple(lines))

@@ -109,11 +109,16 @@ class Worker:
             await group.start(pool.run)
             info = await self._unless_stopped(lambda: self._introduce(pool))
             if info is not None:
-                await self._work(info, pool, groups, task_status)
+                await self._work(info, pool, reaper, groups, task_status)
             group.cancel_scope.cancel()
 
     async def _work(
-        self, info: NodeInfo, pool: RunnerPool, groups: Path, task_status: anyio.abc.TaskStatus[NodeInfo]
+        self,
+        info: NodeInfo,
+        pool: RunnerPool,
+        reaper: Reaper,
+        groups: Path,
+        task_status: anyio.abc.TaskStatus[NodeInfo],
     ) -> None:
         """Join, and run ranks until stopped."""
         async with ControlClient(self._settings.coordinator) as client:
@@ -121,7 +126,7 @@ class Worker:
             follower = Follower(client, info=info)
             async with outbox, follower, anyio.create_task_group() as group:
                 welcomed = anyio.Event()
-                group.start_soon(self._beat, client, pool, follower, welcomed)
+                group.start_soon(self._beat, client, pool, reaper, follower, welcomed)
                 async with anyio.create_task_group() as ranks:
                     ranks.start_soon(self._follow, follower, outbox, pool, ranks, groups, welcomed)
                     await self._unless_stopped(welcomed.wait)
@@ -250,23 +255,31 @@ class Worker:
 
     # --- heartbeat and end --------------------------------------------------------------------------------
 
-    async def _beat(self, client: ControlClient, pool: RunnerPool, follower: Follower, welcomed: anyio.Event) -> None:
+    async def _beat(
+        self, client: ControlClient, pool: RunnerPool, reaper: Reaper, follower: Follower, welcomed: anyio.Event
+    ) -> None:
         await welcomed.wait()
-        process = psutil.Process()
+        beat = Beat(node=self._settings.node, boot=self._boot)
         while True:
-            client.send(
-                Beat(
-                    node=self._settings.node,
-                    boot=self._boot,
-                    memory_available_bytes=psutil.virtual_memory().available,
-                    memory_used_bytes=process.memory_info().rss,
-                    warm_runners=pool.warm_count,
-                    warm_memory_bytes=pool.warm_bytes(),
-                    progress=tuple(task.progress for task in self._tasks.values() if task.progress is not None),
-                )
-            )
+            try:
+                beat = self._vitals(pool)
+            except (OSError, psutil.Error) as error:  # no descriptor left: the heart goes on beating
+                logger.warning("no figures for the heartbeat: {}", error)
+            client.send(beat)
+            reaper.check()
             welcome = follower.welcome
             await anyio.sleep(welcome.heartbeat_seconds if welcome is not None else _DEFAULT_HEARTBEAT_SECONDS)
+
+    def _vitals(self, pool: RunnerPool) -> Beat:
+        return Beat(
+            node=self._settings.node,
+            boot=self._boot,
+            memory_available_bytes=psutil.virtual_memory().available,
+            memory_used_bytes=psutil.Process().memory_info().rss,
+            warm_runners=pool.warm_count,
+            warm_memory_bytes=pool.warm_bytes(),
+            progress=tuple(task.progress for task in self._tasks.values() if task.progress is not None),
+        )
 
     async def _leave(self, outbox: Outbox, info: NodeInfo) -> None:
         """Tear every rank down, say that the node leaves, and give that a moment to arrive."""

@@ -140,9 +140,15 @@ class Client:
 
     def output(self, instance: InstanceId) -> list[str]:
         """Everything that the ranks of an instance printed so far, as "rank: text"."""
-        reply = self.call(ReadOutput(instance=instance))
-        assert isinstance(reply, OutputsReply), reply
-        return [f"{line.rank}: {line.text}" for line in reply.lines]
+        found: list[str] = []
+        position = 0
+        while True:
+            reply = self.call(ReadOutput(instance=instance, after=position))
+            assert isinstance(reply, OutputsReply), reply
+            if not reply.lines:
+                return found
+            found += [f"{line.rank}: {line.text}" for line in reply.lines]
+            position = reply.position
 
     def lines(self, instance: InstanceId, count: int) -> list[str]:
         """So many lines of output, once they have been printed."""

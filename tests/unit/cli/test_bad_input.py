@@ -7,9 +7,12 @@ import sys
 
 import pytest
 
+from muster import __version__
+from muster.cli import instance_commands
 from muster.cli.app import main
 from muster.cli.errors import InterruptedBySignalError, exit_code_of
 from muster.errors import MusterError, PlacementError, RequestError, UnreachableError
+from muster.spec import InstanceSpec
 
 #: Nobody listens there: whoever tried to connect would end with 3.
 NOWHERE = ("--coordinator", "127.0.0.1:1")
@@ -38,7 +41,9 @@ def ends(arguments: list[str]) -> int:
         (["create", "--group", "--memory", "-1"], "--memory is -1"),
         (["create", "--group", "--name", ""], "name is ''"),
         (["create", "model", "--sharding", "both"], "'both'"),
-        (["create", "model", "--timeout", "3"], "scripts only"),
+        (["create", "model", "--timeout", "3"], "muster: --timeout is for scripts only"),
+        (["create", "--group", "--env", "A=1"], "muster: --env is for scripts only"),
+        (["create", "--group", "--env", "A=1", "--timeout", "3"], "--timeout and --env are for scripts only"),
         (["create", "--script", "a.py", "--timeout", "-3"], "--timeout is -3"),
         (["create", "--script", "a.py", "--env", "A"], "'A'"),
         (["delete"], "nothing to delete"),
@@ -51,6 +56,8 @@ def ends(arguments: list[str]) -> int:
         (["events", "--since", "yesterday"], "'yesterday'"),
         (["events", "--limit", "0"], "--limit is 0"),
         (["events", "--node", "a b"], "'a b'"),
+        (["events", "--kind", "foo"], "'foo'"),
+        (["events", "--kind", "rank", "--kind", "rank.foo"], "'rank.foo'"),
         (["trace", "one", "--attempt", "0"], "--attempt is 0"),
         (["logs", "one", "--rank", "-1"], "--rank is -1"),
         (["ps", "--coordinator", "a:b:c"], "a:b:c"),
@@ -107,6 +114,40 @@ def test_help_says_what_the_exit_codes_mean(capsys: pytest.CaptureFixture[str]) 
     assert ends(["--help"]) == 0
     shown = capsys.readouterr().out
     assert "no coordinator at the address" in shown
+
+
+def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ends(["--version"]) == 0
+    assert capsys.readouterr().out == f"muster {__version__}\n"
+
+
+def test_an_unknown_kind_of_event_is_answered_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ends(["events", "--kind", "foo", *NOWHERE]) == 2
+    remedy = capsys.readouterr().err.splitlines()[1]
+    assert "attempt, coordinator, instance, node, rank for all" in remedy
+    assert "rank.ready" in remedy
+
+
+@pytest.mark.parametrize("kind", ["rank", "rank.", "rank.ready", "attempt"])
+def test_a_known_kind_of_event_is_taken(kind: str) -> None:
+    assert ends(["events", "--kind", kind, *NOWHERE]) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "ranks"), [([], 2), (["--ranks", "1"], 1), (["--nodes", "a"], 1), (["--nodes", "a,b,c"], 3)]
+)
+def test_a_group_has_two_ranks_where_nothing_else_is_said(
+    options: list[str], ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs: list[InstanceSpec] = []
+
+    def take(coordinator: str, spec: InstanceSpec, *rest: object) -> None:
+        del coordinator, rest
+        specs.append(spec)
+
+    monkeypatch.setattr(instance_commands, "_create", take)
+    assert ends(["create", "--group", *options]) == 0
+    assert [spec.ranks for spec in specs] == [ranks]
 
 
 def test_help_is_light() -> None:

@@ -13,8 +13,16 @@ from rich.console import Console, RenderableType
 from muster.cli import documents, render
 from muster.events import Envelope, Event, InstanceCreated, InstanceFailed, NodeLost, RankGone, encode_event
 from muster.protocol import Beat
-from muster.spec import COORDINATOR, GroupWorkload, InstanceSpec, NodeId, ScriptWorkload
-from muster.state import Broken, Gone, Prepared, Ready, Running
+from muster.spec import (
+    COORDINATOR,
+    GroupWorkload,
+    InstanceId,
+    InstanceSpec,
+    ModelWorkload,
+    NodeId,
+    ScriptWorkload,
+)
+from muster.state import Broken, Gone, Node, Prepared, Ready, Running
 
 
 def text_of(renderable: RenderableType, width: int = 300) -> str:
@@ -33,6 +41,35 @@ def test_the_list_shows_how_many_ranks_are_ready() -> None:
     assert line.split() == [ONE, "model", "tiny", "ready", "1/2", "a,b", "ring", "1", "90s"]
 
 
+def test_a_narrow_list_keeps_names_and_states_whole() -> None:
+    found = [
+        msgspec.structs.replace(instance(Running()), id=InstanceId("group-d0f359")),
+        msgspec.structs.replace(
+            instance(Broken(FAILURE), Gone(0), Gone(3, FAILURE), workload=ModelWorkload(model="m" * 40)),
+            id=InstanceId("smollm2-135m-instruct-1a2b3c"),
+        ),
+    ]
+    lines = text_of(render.instances_table(found, NOW, 80), width=80).splitlines()
+    assert all(len(line.rstrip()) <= 80 for line in lines)
+    header, first, second = (line.split() for line in lines[:3])
+    assert header == ["INSTANCE", "WORKLOAD", "STATE", "RANKS", "NODES", "CAUSE"]
+    assert first == ["group-d0f359", "model", "tiny", "ready", "0/2", "a,b"]
+    assert second[0] == "smollm2-135m-instruct-1a2b3c"
+    assert second[2].endswith("…")
+    assert second[3:6] == ["failed", "0/2", "a,b"]
+    cause = "".join(line[lines[0].index("CAUSE") :].replace(" ", "") for line in lines[2:])
+    assert cause == "script-failed(rank1onb)"
+
+
+def test_a_narrow_list_counts_nodes_that_it_has_no_room_for() -> None:
+    one = instance(Running())
+    ranks = tuple(msgspec.structs.replace(one.ranks[0], rank=n, node=NodeId(f"node{n}")) for n in range(16))
+    found = msgspec.structs.replace(one, ranks=ranks)
+    line = text_of(render.instances_table([found], NOW, 80), width=80).splitlines()[1]
+    assert line.split() == [ONE, "model", "tiny", "ready", "0/16", "node0,+15"]
+    assert "node14,node15" in text_of(render.instances_table([found], NOW))
+
+
 def test_the_list_shows_why_an_instance_failed_and_where() -> None:
     shown = text_of(render.instances_table([instance(Broken(FAILURE), Gone(0), Gone(3, FAILURE))], NOW))
     assert "failed" in shown
@@ -42,13 +79,49 @@ def test_the_list_shows_why_an_instance_failed_and_where() -> None:
 def test_the_nodes_show_what_is_in_use_and_who_is_lost() -> None:
     seen = state(instance(), nodes=(node("a"), node("b", lost="no heartbeat for 5.0 s")))
     beat = Beat(node=NodeId("a"), boot=BOOT, memory_used_bytes=50 * 2**20, warm_runners=2, warm_memory_bytes=2**20)
-    first, second = text_of(render.nodes_table(seen, {NodeId("a"): beat}, NOW)).splitlines()[1:]
-    assert "1/32" in first
-    assert "1.0 GiB of 8.0 GiB" in first
-    assert "2 of 1 MiB" in first
-    assert "50 MiB" in first
-    assert "lost" in second
-    assert "no heartbeat for 5.0 s" in second
+    shown = text_of(render.nodes_table(seen, {NodeId("a"): beat}, NOW), width=80)
+    header, first, second, note = shown.splitlines()
+    assert header.split() == ["NODE", "STATE", "RANKS", "RESERVED", "OF", "BUDGET", "WARM", "RUNNERS", "BACKENDS"]
+    assert first.split() == ["a", "alive", "1/32", "1.0", "GiB", "of", "8.0", "GiB", "2", "(1", "MiB", "each)", "ring"]
+    assert second.split()[:3] == ["b", "lost", "1/32"]
+    assert note.strip() == "b lost 60m ago: no heartbeat for 5.0 s"
+
+
+def test_the_nodes_tell_of_process_machine_and_versions_when_asked() -> None:
+    beat = Beat(node=NodeId("a"), boot=BOOT, memory_used_bytes=50 * 2**20, memory_available_bytes=3 * 2**30)
+    table = render.nodes_table(state(nodes=(node("a"),)), {NodeId("a"): beat}, NOW, wide=True)
+    line = text_of(table).splitlines()[1]
+    for words in ("60m", "pid 1 on host-a", "50 MiB", "3.0 GiB", "mlx 0.32.4"):
+        assert words in line
+
+
+def test_a_node_whose_worker_was_stopped_on_purpose_is_stopped() -> None:
+    found = node("b", lost="its worker was stopped")
+    assert render.node_state(found) == "stopped"
+    assert documents.node_document(state(nodes=(found,)), found, {})["state"] == "stopped"
+    assert "b stopped 60m ago: its worker was stopped" in text_of(render.nodes_table(state(nodes=(found,)), {}, NOW))
+
+
+def test_different_versions_on_nodes_that_are_there_are_named() -> None:
+    def versioned(name: str, version: str, lost: str | None = None) -> Node:
+        found = node(name, lost)
+        return msgspec.structs.replace(found, info=msgspec.structs.replace(found.info, versions={"mlx": version}))
+
+    alike = (versioned("a", "1"), versioned("b", "1"), versioned("c", "3", lost="no heartbeat"))
+    assert "differ" not in text_of(render.nodes_table(state(nodes=alike), {}, NOW))
+    unlike = (versioned("a", "1"), versioned("b", "2"), versioned("c", "1"))
+    shown = text_of(render.nodes_table(state(nodes=unlike), {}, NOW))
+    assert "versions of mlx differ: 1 on a, c; 2 on b" in shown
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(0, "exit code 0"), (3, "exit code 3"), (-15, "SIGTERM"), (-9, "SIGKILL"), (-99, "signal 99")],
+)
+def test_the_end_of_a_process_names_the_signal(code: int, words: str) -> None:
+    assert render.exit_text(code) == words
+    shown = text_of(render.instance_details(instance(Broken(FAILURE), Gone(code), Gone(0)), [], NOW))
+    assert f"gone ({words})" in shown
 
 
 def test_a_description_has_the_cause_the_remedy_and_the_last_lines() -> None:
@@ -77,7 +150,7 @@ def test_a_description_has_the_cause_the_remedy_and_the_last_lines() -> None:
         (NodeLost(node=NodeId("a"), boot=BOOT, reason="gone\nfishing"), "a: gone�fishing"),
         (
             RankGone(instance=ONE, attempt=2, rank=1, node=NodeId("b"), boot=BOOT, exit_code=-9),
-            "one-1a2b3c #2, rank 1 on b, exit code -9",
+            "one-1a2b3c #2, rank 1 on b, SIGKILL",
         ),
     ],
 )

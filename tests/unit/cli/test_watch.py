@@ -5,14 +5,27 @@ from __future__ import annotations
 import io
 
 import pytest
-from cluster_states import FAILURE, NOW, ONE, instance, state
+from cluster_states import FAILURE, MODEL, NOW, ONE, instance, state
 from rich.console import Console
 
 from muster.cli.live import LiveTable
-from muster.cli.watch import Lines, Seen, doing, is_over, is_settled, left_over
+from muster.cli.watch import Lines, Seen, doing, is_awaited, is_over, is_settled, left_over
 from muster.protocol import Progress
-from muster.spec import Phase
-from muster.state import Broken, Connected, Deleting, Finished, Gone, Instance, Ready, Running, Starting, State
+from muster.spec import GroupWorkload, Phase, ScriptWorkload
+from muster.state import (
+    Broken,
+    Connected,
+    Deleting,
+    Finished,
+    Gone,
+    Instance,
+    InstanceStatus,
+    RankState,
+    Ready,
+    Running,
+    Starting,
+    State,
+)
 
 
 def loading(done: int, phase: Phase = Phase.LOADING) -> Progress:
@@ -34,6 +47,29 @@ def loading(done: int, phase: Phase = Phase.LOADING) -> Progress:
 def test_waiting_ends_when_nothing_more_can_come(found: Instance, settled: bool, over: bool) -> None:
     assert is_settled(state(found), ONE) is settled
     assert is_over(state(found), ONE) is over
+
+
+@pytest.mark.parametrize(
+    ("status", "ranks", "script", "other"),
+    [
+        (Starting(), (Connected(), Connected()), False, False),
+        (Running(), (Ready(), Ready()), False, True),
+        (Running(), (Ready(), Gone(0)), False, True),
+        (Finished(), (Gone(0), Gone(0)), True, True),
+        (Broken(FAILURE, retry_at_ns=NOW), (Gone(0), Gone(0)), False, False),
+        (Broken(FAILURE), (Gone(3), Gone(-15)), True, True),
+    ],
+)
+def test_a_script_is_awaited_to_its_end_and_all_else_until_ready(
+    status: InstanceStatus, ranks: tuple[RankState, ...], script: bool, other: bool
+) -> None:
+    for workload, awaited in ((ScriptWorkload(path="/x/train.py"), script), (GroupWorkload(), other), (MODEL, other)):
+        assert is_awaited(state(instance(status, *ranks, workload=workload)), ONE) is awaited
+
+
+def test_a_rank_that_a_signal_ended_is_shown_with_its_name() -> None:
+    found = instance(Deleting(), Gone(-15), Gone(3))
+    assert [doing(Seen(instance=found), number) for number in range(2)] == ["gone (SIGTERM)", "gone (exit code 3)"]
 
 
 def test_an_instance_that_is_deleted_is_not_waited_for() -> None:
