@@ -20,6 +20,7 @@ from muster.spec import NodeInfo
 _START_SECONDS = 60.0
 #: How long a process may take to stop politely before it is killed.
 _STOP_SECONDS = 15.0
+#: Between two looks for a file that a child writes; nothing portable wakes us.
 _POLL_SECONDS = 0.02
 
 

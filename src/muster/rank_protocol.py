@@ -18,21 +18,11 @@ from muster.spec import (
 # --- generation socket: rank-0 runner ↔ coordinator ---------------------------------------------------------
 
 
-class Serving(msgspec.Struct, frozen=True, kw_only=True, tag="serving"):
-    """A rank-0 runner is there and takes requests."""
-
-    instance: InstanceId
-    attempt: int
-
-
 class Piece(msgspec.Struct, frozen=True, kw_only=True, tag="piece"):
     """A reply of the runner to the request `request`: a `Chunk`, a `Done`, or a `Refused`."""
 
     request: int
     reply: Chunk | Done | Refused
-
-
-FromRunner = Serving | Piece
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):

@@ -11,7 +11,7 @@ from muster.bus.endpoints import DEFAULT_CONTROL_PORT
 from muster.events import Envelope, Event
 from muster.group.shapes import Payload
 from muster.protocol import TOPIC_BEAT, TOPIC_EVENT, Answer, AnyReply, AnyRequest, Call, Pulse
-from muster.rank_protocol import FromRank, FromRunner, JoinSteps, Step, ToRank, ToRunner
+from muster.rank_protocol import FromRank, JoinSteps, Piece, Step, ToRank, ToRunner
 from muster.spec import InstanceSpec
 from muster.state import State
 
@@ -34,7 +34,6 @@ UNIONS: dict[str, object] = {
     "Event": Event,
     "Request": AnyRequest,
     "Reply": AnyReply,
-    "FromRunner": FromRunner,
     "ToRunner": ToRunner,
     "Step": Step,
     "ToRank": ToRank,
@@ -43,7 +42,16 @@ UNIONS: dict[str, object] = {
 }
 
 #: Messages that are one Struct.
-STRUCTS: tuple[type[msgspec.Struct], ...] = (Envelope, State, Call, Answer, Pulse, JoinSteps, InstanceSpec)
+STRUCTS: tuple[type[msgspec.Struct], ...] = (
+    Envelope,
+    State,
+    Call,
+    Answer,
+    Pulse,
+    Piece,
+    JoinSteps,
+    InstanceSpec,
+)
 
 #: What the fields hold that are encoded apart and put into their message as they are, by Struct and field.
 EMBEDDED: dict[tuple[str, str], str] = {
@@ -134,8 +142,8 @@ def _sockets() -> list[_Json]:
             binds="coordinator, ROUTER, TCP port `generation_port` of Welcome",
             connects='runner of rank 0, DEALER with the identity "<instance>/<attempt>"',
             framing=_ONE_FRAME,
-            notes="The runner says Serving first.",
-            messages=[_message("to coordinator", "FromRunner"), _message("from coordinator", "ToRunner")],
+            notes="The runner only dials: the coordinator addresses it by its identity.",
+            messages=[_message("to coordinator", "Piece"), _message("from coordinator", "ToRunner")],
         ),
         _socket(
             "steps",

@@ -13,7 +13,7 @@ from loguru import logger
 
 from muster.bus.sockets import Resident, bind_socket, open_socket, receive, send_now
 from muster.protocol import Chunk, Done, Generate, Refused
-from muster.rank_protocol import Ask, Cancel, FromRunner, Piece, ToRunner
+from muster.rank_protocol import Ask, Cancel, Piece, ToRunner
 from muster.spec import Failure, InstanceId, Phase
 
 #: Messages that wait for one runner or from one.
@@ -23,7 +23,7 @@ _MAXIMUM_BYTES = 1024 * 1024
 MAX_REQUESTS = 64
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[FromRunner] = msgspec.msgpack.Decoder(FromRunner)
+_decoder = msgspec.msgpack.Decoder(Piece)
 
 Answerer = Callable[[Chunk | Done | Refused], None]
 
@@ -97,7 +97,7 @@ class Gateway(Resident):
                 message = _decoder.decode(frames[-1])
             except (msgspec.DecodeError, ValueError, RecursionError):
                 continue
-            if len(frames) == 2 and isinstance(message, Piece):
+            if len(frames) == 2:
                 self._pass_on(frames[0], message)
 
     def _pass_on(self, identity: bytes, piece: Piece) -> None:

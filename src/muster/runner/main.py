@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import importlib.metadata
 import os
-import platform
 import signal
 import socket
 import sys
@@ -17,9 +15,9 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from muster import __version__
 from muster.errors import MusterError, ProtocolError
 from muster.group.payload import Payload
+from muster.group.verify import own_identity
 from muster.rank_protocol import ConnectedFrame, FailedFrame, Form, Prepare, WarmFrame
 from muster.runner import warmth
 from muster.runner.context import RankContext, RankWorkload
@@ -86,13 +84,9 @@ def _warm(*, full: bool) -> WarmFrame:
 
 
 def versions() -> dict[str, str]:
-    """The versions that must agree between the ranks of a group."""
-    return {
-        "muster": __version__,
-        "python": platform.python_version(),
-        "mlx": importlib.metadata.version("mlx"),
-        "mlx-lm": importlib.metadata.version("mlx-lm"),
-    }
+    """The versions that must agree between the ranks of a group, as `verify` compares them."""
+    mine = own_identity("", 0, 0, 1, "")
+    return {"muster": mine.muster, "python": mine.python, "mlx": mine.mlx, "mlx-lm": mine.mlx_lm}
 
 
 def _workload(context: RankContext) -> RankWorkload:
