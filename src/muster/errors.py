@@ -17,9 +17,10 @@ class MusterError(Exception):
     #: Whether the same attempt, made again without any change, may succeed.
     retryable: ClassVar[bool] = False
 
-    def __init__(self, message: str, *, remedy: str = "") -> None:
+    def __init__(self, message: str, *, remedy: str = "", field: str = "") -> None:
         super().__init__(message)
         self.message = message
+        self.field = field  #: of a request, where the error is about one
         self.remedy = _sentence(remedy)
 
     def __str__(self) -> str:
@@ -88,6 +89,18 @@ class RequestError(MusterError):
     """A request that names something unknown or carries a bad value."""
 
     kind = "request-invalid"
+
+
+class ContextError(RequestError):
+    """A prompt, or a prompt and the answer asked for, that the model's context cannot hold."""
+
+    kind = "context-exceeded"
+
+
+class UnknownModelError(RequestError):
+    """No instance serves a model of that name."""
+
+    kind = "model-unknown"
 
 
 class PlacementError(MusterError):

@@ -88,9 +88,13 @@ class InstanceFinished(InstanceFact, frozen=True, kw_only=True, tag="instance.fi
 
 
 class InstanceDeleting(InstanceFact, frozen=True, kw_only=True, tag="instance.deleting"):
-    """Somebody asked for the end of the instance; its ranks are torn down."""
+    """Somebody asked for the end of the instance; its ranks are torn down, a model's after `drain_seconds` at most.
+
+    Until then it finishes the requests that it has begun. A second one may cut that short.
+    """
 
     reason: str = ""
+    drain_seconds: float = 0.0
 
 
 class InstanceDeleted(InstanceFact, frozen=True, kw_only=True, tag="instance.deleted"):

@@ -115,7 +115,8 @@ def _fold(state: State, event: Event, envelope: Envelope) -> State:
         case InstanceFinished():
             return _with_status(state, event.instance, event.attempt, Finished(), envelope.time_ns)
         case InstanceDeleting():
-            return _with_status(state, event.instance, event.attempt, Deleting(), envelope.time_ns)
+            status = Deleting(event.drain_seconds)
+            return _with_status(state, event.instance, event.attempt, status, envelope.time_ns)
         case InstanceDeleted():
             instances = {key: value for key, value in state.instances.items() if key != event.instance}
             return msgspec.structs.replace(state, instances=instances)

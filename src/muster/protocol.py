@@ -6,9 +6,11 @@ answered by one or more `Answer`s with the same `id`; the last one has `last` se
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
-from muster.sampling import Message, SamplingParams
+from muster.sampling import Message, SamplingParams, TokenLogprob, Tool, ToolCall
 from muster.spec import (
     BootId,
     Failure,
@@ -99,9 +101,13 @@ class Create(Request, frozen=True, kw_only=True, tag="create"):
 
 
 class Delete(Request, frozen=True, kw_only=True, tag="delete"):
-    """Delete an instance (by id or name); answer `Accepted` or `Refused`."""
+    """Delete an instance (by id or name); answer `Accepted` or `Refused`.
+
+    A model first finishes the requests that it has begun, as long as its spec allows; `now` cuts them off.
+    """
 
     instance: str
+    now: bool = False
 
 
 class Get(Request, frozen=True, kw_only=True, tag="get"):
@@ -134,12 +140,24 @@ class ReadOutput(Request, frozen=True, kw_only=True, tag="read-output"):
 
 
 class Generate(Request, frozen=True, kw_only=True, tag="generate"):
-    """Ask a ready model instance; answers are `Chunk`s and at last `Done` or `Refused`."""
+    """Ask a model; answers are `Started`, `Prefilled`s, `Chunk`s and at last `Done` or `Refused`.
+
+    `instance` is the name of a served model, or the name or id of an instance. `prompt` is text or token ids;
+    exactly one of `prompt` and `messages` is given. `template` are further variables for the chat template.
+    Without a first token after `wait_seconds` the request is refused, whatever it waits for.
+    """
 
     instance: str
-    prompt: str | None = None
+    prompt: str | tuple[int, ...] | None = None
     messages: tuple[Message, ...] = ()
+    tools: tuple[Tool, ...] = ()
+    template: dict[str, Any] = {}
     sampling: SamplingParams = SamplingParams()
+    wait_seconds: float = 600.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.wait_seconds <= 86_400:
+            raise ValueError(f"wait_seconds is {self.wait_seconds}; it must be above 0 and at most 86400 seconds")
 
 
 class CancelGenerate(Request, frozen=True, kw_only=True, tag="cancel-generate"):
@@ -250,24 +268,69 @@ class OutputLine(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-class Chunk(Reply, frozen=True, kw_only=True, tag="chunk"):
-    """A piece of generated text and the token ids behind it."""
+class Started(Reply, frozen=True, kw_only=True, tag="started"):
+    """The request is encoded and entered the batch. `cached_tokens` of the prompt need no computing.
 
-    text: str
+    `prompt` is the prompt's text where it was given as token ids.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int = 0
+    prompt: str | None = None
+
+
+class Prefilled(Reply, frozen=True, kw_only=True, tag="prefilled"):
+    """How many of the prompt's tokens are done, those from the cache included."""
+
+    done: int
+    total: int
+
+
+class Chunk(Reply, frozen=True, kw_only=True, tag="chunk"):
+    """What some generated tokens add to the answer: text, reasoning, and whole tool calls; often nothing yet."""
+
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
     tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Done(Reply, frozen=True, kw_only=True, tag="done"):
-    """The generation ended. `reason` is "stop", "length" or "cancelled"."""
+    """The generation ended. `reason` is a `muster.sampling.FinishReason` or "cancelled"; `stop` is the stop string.
+
+    `reasoning_tokens` are those of the completion that were spent on reasoning. Seconds count from the runner's
+    receipt of the request.
+    """
 
     reason: str
     prompt_tokens: int
     completion_tokens: int
     seconds_to_first_token: float
     seconds: float
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    stop: str | None = None
 
 
-AnyReply = Welcome | Replayed | Acked | Created | Accepted | Refused | Snapshot | Found | Outputs | Chunk | Done
+#: What a generation is answered with; the last two end it.
+AnyPiece = Started | Prefilled | Chunk | Done | Refused
+
+AnyReply = (
+    Welcome
+    | Replayed
+    | Acked
+    | Created
+    | Accepted
+    | Refused
+    | Snapshot
+    | Found
+    | Outputs
+    | Started
+    | Prefilled
+    | Chunk
+    | Done
+)
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from muster.protocol import Chunk, Done, Generate, Refused
+from muster.protocol import AnyPiece, Generate
 from muster.spec import (
     Failure,
     InstanceId,
@@ -18,11 +18,15 @@ from muster.spec import (
 # --- generation socket: rank-0 runner ↔ coordinator ---------------------------------------------------------
 
 
-class Piece(msgspec.Struct, frozen=True, kw_only=True, tag="piece"):
-    """A reply of the runner to the request `request`: a `Chunk`, a `Done`, or a `Refused`."""
+class Piece(msgspec.Struct, frozen=True, kw_only=True):
+    """A reply of the runner to the request `request`."""
 
     request: int
-    reply: Chunk | Done | Refused
+    reply: AnyPiece
+
+
+#: One message of the runner: everything that one step brought, for all requests.
+Pieces = tuple[Piece, ...]
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
@@ -52,26 +56,32 @@ class JoinSteps(msgspec.Struct, frozen=True, kw_only=True, tag="join"):
     rank: int
 
 
-class Insert(msgspec.Struct, frozen=True, kw_only=True, tag="insert"):
-    """A sequence enters: run the prompt `tokens` through the model."""
+class Admission(msgspec.Struct, frozen=True, kw_only=True):
+    """A sequence that enters the batch with the prompt `tokens`.
 
-    step: int
+    `cached_tokens` of them come from this rank's prompt cache, which must agree. `segments` are the lengths that
+    the rest of the prompt is cut into: at the end of each but the last, the cache is kept for later requests.
+    """
+
     sequence: int
     tokens: tuple[int, ...]
+    max_tokens: int
+    cached_tokens: int = 0
+    segments: tuple[int, ...] = ()
 
 
-class Advance(msgspec.Struct, frozen=True, kw_only=True, tag="advance"):
-    """Each sequence (id, token) goes one token further, with rank 0's token."""
+class Step(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
+    """First `remove`, then `admit`, then so many forward `passes` over whatever is in the batch.
+
+    `cache_entries` limits the prompt cache before the pass, where rank 0 says so: it alone counts bytes, and all
+    ranks forget the same prompts.
+    """
 
     step: int
-    tokens: tuple[tuple[int, int], ...]
-
-
-class Remove(msgspec.Struct, frozen=True, kw_only=True, tag="remove"):
-    """The sequences leave; their caches are dropped."""
-
-    step: int
-    sequences: tuple[int, ...]
+    remove: tuple[int, ...] = ()
+    admit: tuple[Admission, ...] = ()
+    cache_entries: int | None = None
+    passes: int = 1
 
 
 class WarmUp(msgspec.Struct, frozen=True, kw_only=True, tag="warm-up"):
@@ -80,7 +90,13 @@ class WarmUp(msgspec.Struct, frozen=True, kw_only=True, tag="warm-up"):
     step: int
 
 
-Step = Insert | Advance | Remove | WarmUp
+class Leave(msgspec.Struct, frozen=True, kw_only=True, tag="leave"):
+    """Rank 0 has finished what was under way and ends; so do the others."""
+
+    step: int
+
+
+AnyStep = Step | WarmUp | Leave
 
 
 # --- runner frames: worker → runner -------------------------------------------------------------------------
@@ -113,7 +129,9 @@ class Form(msgspec.Struct, frozen=True, kw_only=True, tag="form"):
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
-    """End now, politely."""
+    """End politely: take nothing new, and finish what is under way within `drain_seconds`."""
+
+    drain_seconds: float = 0.0
 
 
 ToRank = Prepare | Form | Stop
@@ -165,10 +183,22 @@ class ReadyFrame(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """Warm, or, for a script, about to run."""
 
 
+class StepFrame(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
+    """The rank is at step `step` with `active` sequences; 0 means that it waits for requests.
+
+    Sent when a rank becomes busy or idle, and about once a second in between: a busy rank that is silent is stuck.
+    """
+
+    step: int
+    active: int
+
+
 class FailedFrame(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     """The runner cannot go on, and ends."""
 
     failure: Failure
 
 
-FromRank = WarmFrame | PreparedFrame | ConnectedFrame | ProgressFrame | LoadedFrame | ReadyFrame | FailedFrame
+FromRank = (
+    WarmFrame | PreparedFrame | ConnectedFrame | ProgressFrame | LoadedFrame | ReadyFrame | StepFrame | FailedFrame
+)

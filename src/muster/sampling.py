@@ -3,34 +3,75 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 Role = Literal["system", "user", "assistant", "tool"]
-FinishReason = Literal["stop", "length"]
+#: "stop": an end token or a stop string; "length": a limit; "tool_calls": it ended by calling tools.
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+#: Most alternatives of a token that a request may ask for.
+MAX_TOP_LOGPROBS = 20
+#: Most stop strings of one request.
+MAX_STOPS = 16
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call that the model made. `arguments` is JSON text of an object; `id` names the call in later turns."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True):
+    """A function that the model may call; `parameters` is the JSON Schema of its arguments."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = {}
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """One turn of a chat."""
+    """One turn of a chat.
+
+    An assistant's turn may carry its `reasoning` and `tool_calls`; a tool's turn answers the call `tool_call_id`.
+    """
 
     role: Role
-    content: str
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
 
 
-class Piece(msgspec.Struct, frozen=True, kw_only=True):
-    """One generated token and the text that it completes (often none: a character may span tokens).
+class Alternative(msgspec.Struct, frozen=True):
+    """A token that might have come, its text alone, and its log probability in nats."""
 
-    `finish` is set on the last piece: "stop" for an end-of-sequence token, "length" for a limit reached.
+    token: int
+    text: str
+    logprob: float
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """A chosen token, its log probability in nats, and the likeliest alternatives, best first.
+
+    `text` is the token decoded alone; `data` its bytes, since a character may span tokens.
     """
 
     token: int
     text: str
-    finish: FinishReason | None = None
+    data: bytes
+    logprob: float
+    top: tuple[Alternative, ...] = ()
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How to choose tokens. The defaults are greedy; a zero (or 1.0 for `top_p`) switches a filter off.
+
+    `max_tokens` of 0 only counts the prompt. `json_schema` is JSON text of a schema that the answer must follow.
 
     Raises:
         ValueError: a value is out of range; the message names the field and the value.
@@ -46,9 +87,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     penalty_context_tokens: int = 20  #: how many of the last tokens the three penalties look at
+    logit_bias: dict[int, float] = {}  #: added to the logits of these tokens
+    stop: tuple[str, ...] = ()  #: the answer ends before the first of them
+    logprobs: bool = False  #: report each token's log probability
+    top_logprobs: int = 0  #: and so many alternatives; needs `logprobs`
+    json_schema: str | None = None
 
     def __post_init__(self) -> None:
-        _within("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _within("max_tokens", self.max_tokens, 0, 2**31 - 1)
         _within("temperature", self.temperature, 0.0, 100.0)
         _within("top_p", self.top_p, 0.0, 1.0)
         _within("top_k", self.top_k, 0, 2**31 - 1)
@@ -59,6 +105,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         _within("presence_penalty", self.presence_penalty, -100.0, 100.0)
         _within("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
         _within("penalty_context_tokens", self.penalty_context_tokens, 1, 2**31 - 1)
+        for token, bias in self.logit_bias.items():
+            _within(f"logit_bias[{token}]", bias, -1000.0, 1000.0)
+        if len(self.stop) > MAX_STOPS:
+            raise ValueError(f"stop has {len(self.stop)} strings; it may have {MAX_STOPS}")
+        if "" in self.stop:
+            raise ValueError("stop has an empty string; every answer would end at once")
+        _within("top_logprobs", self.top_logprobs, 0, MAX_TOP_LOGPROBS)
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError(f"top_logprobs is {self.top_logprobs}, but logprobs is off; switch it on")
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:

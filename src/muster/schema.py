@@ -11,7 +11,7 @@ from muster.bus.endpoints import DEFAULT_CONTROL_PORT
 from muster.events import Envelope, Event
 from muster.group.shapes import Payload
 from muster.protocol import TOPIC_BEAT, TOPIC_EVENT, Answer, AnyReply, AnyRequest, Call, Pulse
-from muster.rank_protocol import FromRank, JoinSteps, Piece, Step, ToRank, ToRunner
+from muster.rank_protocol import AnyStep, FromRank, JoinSteps, Pieces, ToRank, ToRunner
 from muster.spec import InstanceSpec
 from muster.state import State
 
@@ -29,13 +29,14 @@ _DESCRIPTION = (
 
 _ONE_FRAME = "ZeroMQ message of one frame"
 
-#: Unions, by the name that they have in the schema.
+#: Unions and lists, by the name that they have in the schema.
 UNIONS: dict[str, object] = {
     "Event": Event,
     "Request": AnyRequest,
     "Reply": AnyReply,
     "ToRunner": ToRunner,
-    "Step": Step,
+    "Pieces": Pieces,
+    "AnyStep": AnyStep,
     "ToRank": ToRank,
     "FromRank": FromRank,
     "Payload": Payload,
@@ -48,7 +49,6 @@ STRUCTS: tuple[type[msgspec.Struct], ...] = (
     Call,
     Answer,
     Pulse,
-    Piece,
     JoinSteps,
     InstanceSpec,
 )
@@ -143,7 +143,7 @@ def _sockets() -> list[_Json]:
             connects='runner of rank 0, DEALER with the identity "<instance>/<attempt>"',
             framing=_ONE_FRAME,
             notes="The runner only dials: the coordinator addresses it by its identity.",
-            messages=[_message("to coordinator", "Piece"), _message("from coordinator", "ToRunner")],
+            messages=[_message("to coordinator", "Pieces"), _message("from coordinator", "ToRunner")],
         ),
         _socket(
             "steps",
@@ -151,7 +151,7 @@ def _sockets() -> list[_Json]:
             connects="runners of the other ranks, DEALER",
             framing=_ONE_FRAME,
             notes="Every rank joins first. Steps have no gaps and come in the order of `step`.",
-            messages=[_message("to rank 0", "JoinSteps"), _message("from rank 0", "Step")],
+            messages=[_message("to rank 0", "JoinSteps"), _message("from rank 0", "AnyStep")],
         ),
         _socket(
             "runner",

@@ -32,11 +32,39 @@ class Phase(StrEnum):
 
 
 class ModelWorkload(msgspec.Struct, frozen=True, kw_only=True, tag="model"):
-    """Serve an mlx-lm model. `model` is a directory that exists on every node, or a hub id."""
+    """Serve an mlx-lm model. `model` is a directory that exists on every node, or a hub id.
+
+    `served_name` is what clients call it, by default the hub id or the directory's name. Several instances of one
+    name share its requests.
+    """
 
     model: str
     revision: str | None = None
     sharding: ShardingWish = "auto"
+    served_name: str | None = None
+    max_batch: int = 32  #: sequences that generate at the same time
+    prefill_chunk_tokens: int = 512  #: prompt tokens per step; running answers wait for one chunk at most
+    prompt_cache_bytes: int = 2**30  #: of finished prompts, on the rank that holds most of them
+
+    def __post_init__(self) -> None:
+        if self.served_name is not None and not (0 < len(self.served_name) <= 256 and self.served_name.isprintable()):
+            raise ValueError(f"served_name is {self.served_name!r}; it must be 1 to 256 printable characters")
+        for name, low, high in (
+            ("max_batch", 1, 1024),
+            ("prefill_chunk_tokens", 1, 2**20),
+            ("prompt_cache_bytes", 0, 2**50),
+        ):
+            value: int = getattr(self, name)
+            if not low <= value <= high:
+                raise ValueError(f"{name} is {value}; it must be between {low} and {high}")
+
+    @property
+    def public_name(self) -> str:
+        """What clients call the model."""
+        if self.served_name is not None:
+            return self.served_name
+        is_directory = self.model.startswith(("/", ".", "~")) or self.model.count("/") != 1
+        return (self.model.rstrip("/").rpartition("/")[2] or self.model) if is_directory else self.model
 
 
 class ScriptWorkload(msgspec.Struct, frozen=True, kw_only=True, tag="script"):
@@ -106,6 +134,8 @@ class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
     form_seconds: float = 15.0
     load_seconds: float = 300.0
     warm_seconds: float = 60.0
+    step_seconds: float = 60.0  #: one step of a model: a chunk of a prompt, or a token of every answer
+    drain_seconds: float = 10.0  #: how long a model that is deleted may go on with what it has begun
     stop_seconds: float = 3.0  #: from asking to SIGTERM, and again from SIGTERM to SIGKILL
 
     def __post_init__(self) -> None:
@@ -220,6 +250,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     retryable: bool = False
     secondary: bool = False
+    field: str = ""  #: of a request: what it is about, such as "messages[2].role"
     log_tail: tuple[str, ...] = ()
 
     def sentence(self) -> str:

@@ -109,7 +109,9 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
 
 
 class Deleting(msgspec.Struct, frozen=True, tag="deleting"):
-    """Its ranks are being torn down, and then it is gone."""
+    """Its ranks are being torn down, and then it is gone. Up to `drain_seconds` it finishes what it has begun."""
+
+    drain_seconds: float = 0.0
 
 
 InstanceStatus = Starting | Running | Broken | Finished | Deleting

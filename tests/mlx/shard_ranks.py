@@ -16,25 +16,53 @@ from typing import Any
 import msgspec
 import psutil
 
-DEADLINE_SECONDS = 40.0
+from muster.sampling import SamplingParams
+
+DEADLINE_SECONDS = 60.0
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """A request: it enters at step `enter` at the earliest, once `after` others have ended, and is removed once it
+    has `cancel` tokens (0 already at its second step); by default never."""
+
+    prompt: tuple[int, ...]
+    count: int
+    sampling: SamplingParams = SamplingParams()
+    keep: tuple[int, ...] = ()
+    enter: int = 0
+    after: int = 0
+    cancel: int = -1
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """Load a model over the whole group and generate greedily."""
+    """Load a model over the whole group and answer the requests.
+
+    The weights of `spoiled_rank` are shifted after loading, as if its hardware computed otherwise.
+    """
 
     path: str
     sharding: str
-    prompt: tuple[int, ...]
-    count: int
+    asks: tuple[Ask, ...]
     split: tuple[int, ...] | None = None
     chunk_tokens: int = 4
+    max_sequences: int = 8
+    prompt_cache_bytes: int = 0
+    spoiled_rank: int = -1
+    agree: bool = True
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank saw. `tokens` and `text` come from rank 0 only; `error` instead of everything else."""
+    """What one rank saw; `error` instead of everything else.
 
-    tokens: tuple[int, ...] = ()
-    text: str = ""
+    `tokens` are those of each request, as this rank heard them; `cached` how many of its prompt came from the cache,
+    and `entries` how many prompts the cache holds in the end.
+    """
+
+    tokens: tuple[tuple[int, ...], ...] = ()
+    cached: tuple[int, ...] = ()
+    entries: int = 0
+    steps: int = 0
+    seconds: float = 0.0
     layers: tuple[int, int] = (0, 0)
     progress: tuple[tuple[int, int], ...] = ()
     read_bytes: int = 0
@@ -119,7 +147,7 @@ def _rank_main(rank: int, size: int, hostfile: str, pipe: Connection, relay: lis
     os.environ.update(MLX_HOSTFILE=hostfile, MLX_RANK=str(rank))
     import mlx.core as mx
 
-    importlib.import_module("muster.model.generate")  # before the group forms, so that no rank waits for it
+    importlib.import_module("muster.model.batch")  # before the group forms, so that no rank waits for it
 
     pipe.send_bytes(b"imported")
     pipe.recv_bytes()
@@ -136,7 +164,6 @@ def _run(job: Job, rank: int, group: Any, relay: list[Connection]) -> Outcome:
 
     from muster.errors import MusterError
     from muster.model.files import inspect
-    from muster.model.generate import Decoder, warm_up
     from muster.model.load import load_shard
     from muster.model.plan import plan, supports
 
@@ -158,39 +185,117 @@ def _run(job: Job, rank: int, group: Any, relay: list[Connection]) -> Outcome:
         resident_bytes=loaded.bytes,
         peak_bytes=mx.get_peak_memory() - idle_bytes,
     )
-    warm_up(loaded)
-    decoder = Decoder(loaded, prefill_chunk_tokens=job.chunk_tokens)
-    if rank != 0:
-        decoder.prefill(job.prompt)
-        while token := int.from_bytes(relay[0].recv_bytes(), "little"):
-            decoder.step(token - 1)
-    else:
-        outcome = _lead(job, loaded, decoder, relay, outcome)
+    outcome = answer(job, loaded, group, relay, outcome)
     return msgspec.structs.replace(outcome, served_bytes=mx.get_active_memory() - idle_bytes)
 
 
-def _lead(job: Job, loaded: Any, decoder: Any, relay: list[Connection], outcome: Outcome) -> Outcome:
-    from muster.model.generate import Generation
-    from muster.model.params import Piece, SamplingParams
+def run_alone(job: Job) -> Outcome:
+    """The job on one rank, in this process."""
+    from muster.model.files import inspect
+    from muster.model.load import load_shard
+    from muster.model.plan import Supports, plan
 
-    def tell(number: int) -> None:
-        for pipe in relay:
-            pipe.send_bytes(number.to_bytes(4, "little"))
+    path = Path(job.path)
+    shards = plan(inspect(path), "auto", 1, Supports(tensor=False, pipeline=False))
+    loaded = load_shard(path, shards, 0, None, on_layer=lambda done, total: None)
+    return answer(job, loaded, None, [], Outcome())
 
-    generation = Generation(loaded, job.prompt, SamplingParams(max_tokens=job.count))
-    logits = decoder.prefill(job.prompt)
-    pieces: list[Piece] = []
-    while True:
-        piece = generation.advance(logits)
-        pieces.append(piece)
-        if piece.finish is not None:
-            break
-        tell(piece.token + 1)  # 0 means the end
-        logits = decoder.step(piece.token)
-    tell(0)
-    return msgspec.structs.replace(
-        outcome, tokens=tuple(piece.token for piece in pieces), text="".join(piece.text for piece in pieces)
+
+def answer(job: Job, loaded: Any, group: Any, relay: list[Connection], outcome: Outcome) -> Outcome:
+    """This rank's part in answering the job's requests, rank 0's steps going through `relay`."""
+    import mlx.core as mx
+    from mlx.utils import tree_map
+
+    from muster.model.batch import Batch
+    from muster.rank_protocol import Step
+
+    if loaded.rank == job.spoiled_rank:
+        loaded.model.update(tree_map(_shifted, loaded.model.parameters()))
+        mx.eval(loaded.model.parameters())
+    batch = Batch(
+        loaded,
+        group,
+        max_sequences=job.max_sequences,
+        prefill_chunk_tokens=job.chunk_tokens,
+        prompt_cache_bytes=job.prompt_cache_bytes,
     )
+    if not job.agree:
+        batch._group = None  # pyright: ignore[reportPrivateUsage]
+    batch.warm_up()
+    lead = _Lead(job, batch)
+    begin = time.perf_counter()
+    steps = 0
+    while True:
+        if loaded.rank == 0:
+            step = lead.decide(steps)
+            body = msgspec.msgpack.encode(step)
+            for pipe in relay:
+                pipe.send_bytes(body)
+        else:
+            step = msgspec.msgpack.decode(relay[0].recv_bytes(), type=Step)
+        if step.step < 0:
+            break
+        steps += 1
+        lead.hear(step, batch.run(step))
+    batch.settle()
+    return msgspec.structs.replace(
+        outcome,
+        tokens=tuple(tuple(tokens) for tokens in lead.tokens),
+        cached=tuple(lead.cached),
+        entries=len(batch.prefix),
+        steps=steps,
+        seconds=time.perf_counter() - begin,
+    )
+
+
+def _shifted(weight: Any) -> Any:
+    import mlx.core as mx
+
+    return weight + 0.05 * mx.random.normal(weight.shape)
+
+
+class _Lead:
+    """Decides the steps on rank 0; on every rank, gathers what they bring."""
+
+    def __init__(self, job: Job, batch: Any) -> None:
+        self._job = job
+        self._batch = batch
+        self._begun: set[int] = set()
+        self._ended: set[int] = set()
+        self.tokens: list[list[int]] = [[] for _ in job.asks]
+        self.cached = [0] * len(job.asks)
+
+    def decide(self, steps: int) -> Any:
+        from muster.model.choose import make_draw, make_processors
+        from muster.model.guard import Choice
+        from muster.rank_protocol import Step
+
+        batch = self._batch
+        remove = [
+            number
+            for number in self._begun - self._ended
+            if 0 <= self._job.asks[number].cancel <= len(self.tokens[number])
+        ]
+        self._ended.update(remove)
+        entries = batch.prefix.excess()
+        admit: list[Any] = []
+        for number, ask in enumerate(self._job.asks):
+            waits = number in self._begun or ask.enter > steps or ask.after > len(self._ended)
+            if waits or len(batch) - len(remove) + len(admit) >= batch.max_sequences:
+                continue
+            self._begun.add(number)
+            choice = Choice(number, make_draw(ask.sampling), make_processors(ask.sampling))
+            admit.append(batch.admission(number, ask.prompt, keep=ask.keep, max_tokens=ask.count, choice=choice))
+        over = len(self._begun) == len(self._job.asks) and not (remove or admit or len(batch) or entries is not None)
+        return Step(step=-1 if over else steps + 1, remove=tuple(remove), admit=tuple(admit), cache_entries=entries)
+
+    def hear(self, step: Any, brought: Any) -> None:
+        for admission in step.admit:
+            self.cached[admission.sequence] = admission.cached_tokens
+        for token in brought.tokens:
+            self.tokens[token.sequence].append(token.token)
+            if token.last is not None:
+                self._ended.add(token.sequence)
 
 
 def _read_bytes() -> int:

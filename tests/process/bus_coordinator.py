@@ -216,7 +216,7 @@ class FakeCoordinator:
             case Get():
                 return self._reply(incoming, Snapshot(state=msgspec.Raw(encoded(self.state))))
             case Generate(prompt=prompt):
-                for word in (prompt or "").split():
+                for word in prompt.split() if isinstance(prompt, str) else ():
                     self._reply(incoming, Chunk(text=word), last=False)
                 done = Done(
                     reason="stop", prompt_tokens=0, completion_tokens=0, seconds_to_first_token=0.0, seconds=0.0

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from muster.demo.answers import CONVERSATIONS, MODEL_DIRECTORY
+from muster.demo.answers import CONVERSATIONS, ENDLESS_PROMPT, MODEL_DIRECTORY
 from muster.local import LocalCluster
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
@@ -27,8 +27,6 @@ ANSWER = next(
     for conversation in CONVERSATIONS
     if len(conversation.prompt) == 1 and conversation.prompt[0].content == QUESTION
 )
-#: What the model, greedily, goes on with up to its limit: on these cores for 9 s and more.
-ENDLESS = "1 1 1 1"
 DEADLINE_SECONDS = 40.0
 
 
@@ -144,13 +142,12 @@ def test_an_answer_as_json_has_its_counts(muster: Command, served: str) -> None:
 
 
 def test_an_interrupted_generation_leaves_the_model_free(muster: Command, served: str) -> None:
-    with muster.started("generate", "demo", ENDLESS, "--raw", "--max-tokens", "1000") as process:
+    with muster.started("generate", "demo", ENDLESS_PROMPT, "--raw", "--max-tokens", "1000") as process:
         assert process.stdout is not None
         assert process.stdout.read(1)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=10)
         assert process.returncode == 130
-    # Requests are answered one at a time: an abandoned one would keep this one waiting.
     assert muster.ok("generate", "demo", QUESTION, "--timeout", "4") == ANSWER + "\n"
 
 

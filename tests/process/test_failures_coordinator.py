@@ -78,18 +78,11 @@ def test_a_ready_model_survives_its_coordinator_and_answers_the_next_one(own: St
     assert set(own.client.latest.instances) == {kept}
     assert isinstance(own.client.instance(kept).status, Running)
     assert own.client.instance(kept).ranks == before
-    assert until(lambda: tried(own.client, kept), "an answer over the new coordinator") == said
+    assert answer(own.client, kept) == said
     again = own.client.create(group())
     own.client.ready(again)
     own.client.delete(again)
     own.clean(kept)
-
-
-def tried(client: Client, instance: InstanceId) -> str:
-    """The answer, or nothing while rank 0 has not dialled the new gateway yet."""
-    question = Generate(instance=instance, messages=(Message(role="user", content="What is an instance?"),))
-    replies = client.stream(question)
-    return "".join(reply.text for reply in replies if isinstance(reply, Chunk))
 
 
 def test_a_half_made_instance_gets_ready_under_the_next_coordinator(own: Stage) -> None:

@@ -11,7 +11,7 @@ import pytest
 from kit import Stage, assert_blames, group, kill, model, script, stopped, stretched_model
 
 from muster.events import RankConnected, RankListening, RankLoaded, RankPrepared, RankReady
-from muster.protocol import Generate, Refused
+from muster.protocol import Chunk, Generate, Refused
 from muster.sampling import SamplingParams
 from muster.spec import Deadlines, InstanceId
 
@@ -152,8 +152,9 @@ def test_killed_while_it_answers(shared: Stage, slow_model: Path, rank: int) -> 
     shared.client.ready(instance)
     sampling = SamplingParams(max_tokens=1000)
     replies = shared.client.begin(Generate(instance=instance, prompt="Why?", sampling=sampling))
-    shared.client.wait_for(lambda: replies, "the first token")
+    shared.client.wait_for(lambda: any(isinstance(reply, Chunk) for reply in replies), "the first token")
     kill(shared.runner(instance, rank))
     last = shared.client.wait_for(lambda: replies[-1] if isinstance(replies[-1], Refused) else None, "the refusal")
-    assert_blames(last.failure, kind="rank-killed", rank=rank, node=NODES[rank], phase="running")
+    assert_blames(last.failure, kind="answer-lost", rank=rank, node=NODES[rank], phase="running")
+    assert "the runner was ended by SIGKILL" in last.failure.message
     expect_killed(shared, instance, rank, "running")

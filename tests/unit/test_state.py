@@ -85,7 +85,7 @@ _events: st.SearchStrategy[Event] = st.one_of(
     st.builds(InstanceReady, instance=_instances, attempt=_attempts),
     st.builds(InstanceFailed, instance=_instances, attempt=_attempts, failure=st.builds(failure, st.integers(0, 2))),
     st.builds(InstanceFinished, instance=_instances, attempt=_attempts),
-    st.builds(InstanceDeleting, instance=_instances, attempt=_attempts),
+    st.builds(InstanceDeleting, instance=_instances, attempt=_attempts, drain_seconds=st.sampled_from((0.0, 10.0))),
     st.builds(InstanceDeleted, instance=_instances, attempt=_attempts),
     st.builds(NodeJoined, info=st.builds(info, st.sampled_from(NAMES), _boots)),
     st.builds(NodeLost, node=st.sampled_from(NAMES), boot=_boots, reason=st.just("left")),
@@ -200,8 +200,10 @@ def test_instance_comes_up_and_goes() -> None:
     state = after(InstanceReady(instance=ONE, attempt=1), state=state)
     assert isinstance(only(state).status, Running)
     assert wants_ranks(only(state))
+    state = after(InstanceDeleting(instance=ONE, attempt=1, drain_seconds=10.0), state=state)
+    assert only(state).status == Deleting(10.0)
     state = after(InstanceDeleting(instance=ONE, attempt=1), state=state)
-    assert isinstance(only(state).status, Deleting)
+    assert only(state).status == Deleting(0.0)
     assert not wants_ranks(only(state))
     state = after(rank_event("gone", 0), rank_event("gone", 1), state=state)
     assert all_gone(only(state))

@@ -52,7 +52,7 @@ async def launch_seconds(program: str, ranks: int, directory: Path) -> float | N
     """
     script = _write_script(directory)
     mark = secrets.token_hex(8)
-    port = _free_ports(ranks)
+    port = free_ports(ranks)
     formed = directory / mark
     command = [program, "--backend", "ring", "-n", str(ranks), "--starting-port", str(port)]
     # Without the interpreter it takes the script itself for an executable.
@@ -105,7 +105,7 @@ def end_marked(mark: str) -> int:
     return len(found)
 
 
-def _free_ports(count: int) -> int:
+def free_ports(count: int) -> int:
     """The first of `count` free ports in a row; the launcher counts up from one.
 
     Raises:

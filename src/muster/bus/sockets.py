@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self, cast
+from typing import Any, Self, cast
 
 import anyio
 import psutil
@@ -46,6 +46,20 @@ def open_socket(
     With `immediate`, messages go to established connections only, and a lost connection takes its queue with it.
     """
     socket = zmq.asyncio.Context.instance().socket(kind)
+    _set_options(socket, receive_messages, send_messages, maximum_bytes, immediate)
+    return socket
+
+
+def open_plain_socket(kind: int, *, receive_messages: int, send_messages: int, maximum_bytes: int) -> zmq.Socket[bytes]:
+    """`open_socket` for one who watches the socket's descriptor and never waits: a message costs half as much."""
+    socket = zmq.Context[zmq.Socket[bytes]](zmq.asyncio.Context.instance()).socket(kind)
+    _set_options(socket, receive_messages, send_messages, maximum_bytes, False)
+    return socket
+
+
+def _set_options(
+    socket: zmq.Socket[Any], receive_messages: int, send_messages: int, maximum_bytes: int, immediate: bool
+) -> None:
     options = {
         zmq.LINGER: LINGER_MILLISECONDS,
         zmq.RCVHWM: receive_messages,
@@ -63,10 +77,9 @@ def open_socket(
     }
     for option, value in options.items():
         socket.setsockopt(option, value)
-    return socket
 
 
-async def bind_socket(socket: zmq.asyncio.Socket, host: str, port: int, purpose: str) -> int:
+async def bind_socket(socket: zmq.Socket[Any], host: str, port: int, purpose: str) -> int:
     """Bind to an address of this machine; port 0 takes a free one. Returns the port.
 
     Raises:

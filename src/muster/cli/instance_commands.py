@@ -71,6 +71,22 @@ def create(
     nodes: NodesOption = None,
     backend: BackendOption = "auto",
     sharding: Annotated[str, typer.Option(help="auto, pipeline or tensor.", metavar="SHARDING")] = "auto",
+    served_name: Annotated[
+        str | None,
+        typer.Option(
+            help="What clients call the model; by default the hub id or the directory's name.", metavar="NAME"
+        ),
+    ] = None,
+    max_batch: Annotated[
+        int | None, typer.Option(help="Answers that a model writes at the same time; 32 by default.", metavar="N")
+    ] = None,
+    prefill_chunk: Annotated[
+        int | None,
+        typer.Option(help="Prompt tokens per step, which running answers wait for; 512 by default.", metavar="TOKENS"),
+    ] = None,
+    prompt_cache: Annotated[
+        float | None, typer.Option(help="GiB of finished prompts to keep per rank; 1 by default.", metavar="GIB")
+    ] = None,
     restart: Annotated[
         str | None,
         typer.Option(
@@ -85,7 +101,8 @@ def create(
     deadline: Annotated[
         list[str] | None,
         typer.Option(
-            help="Limit of a phase (prepare, form, load, warm, stop); again for more.", metavar="PHASE=SECONDS"
+            help="Limit of a phase (prepare, form, load, warm, step, drain, stop); again for more.",
+            metavar="PHASE=SECONDS",
         ),
     ] = None,
     environment: EnvironmentOption = None,
@@ -109,7 +126,16 @@ def create(
     check_positive("--timeout", timeout)
     check_positive("--wait-seconds", wait_seconds)
     check_positive("--memory", memory)
+    serving: dict[str, str | int | None] = {
+        "served_name": served_name,
+        "max_batch": max_batch,
+        "prefill_chunk_tokens": prefill_chunk,
+        "prompt_cache_bytes": None if prompt_cache is None else int(prompt_cache * 2**30),
+    }
+    serving = {field: value for field, value in serving.items() if value is not None}
     workload = _workload(arguments or [], script, group, sharding, timeout, environment)
+    if serving:
+        workload = _serving(workload, serving)
     chosen = parse_nodes(nodes)
     if restart is None and workload.__struct_config__.tag == "model":
         restart = _MODELS_RESTART
@@ -168,6 +194,25 @@ def _workload(
         what = f"there are {len(arguments)} models" if len(arguments) > 1 else "there is nothing to create"
         raise RequestError(what, remedy=remedy)
     return ModelWorkload(model=_model(arguments[0]), sharding=sharding)  # pyright: ignore[reportArgumentType]
+
+
+def _serving(workload: Workload, fields: dict[str, str | int | None]) -> Workload:
+    """The model's workload with these fields set.
+
+    Raises:
+        RequestError: it is no model, or a value is out of range.
+    """
+    import msgspec
+
+    from muster.spec import ModelWorkload
+
+    if not isinstance(workload, ModelWorkload):
+        options = {"served_name": "--served-name", "max_batch": "--max-batch"}
+        options |= {"prefill_chunk_tokens": "--prefill-chunk", "prompt_cache_bytes": "--prompt-cache"}
+        first = options[next(iter(fields))]
+        raise RequestError(f"{first} is for models only", remedy="Leave it out, or give a model.")
+    with input_errors():
+        return msgspec.structs.replace(workload, **fields)
 
 
 def _model(text: str) -> str:
@@ -243,11 +288,18 @@ async def _create_and_wait(client: ControlClient, request: Create, waiting: _Wai
 def delete(
     instances: InstancesArgument = None,
     every: Annotated[bool, typer.Option("--all", help="Every instance there is.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="Cut off the requests that a model has begun.")] = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until every process is gone.")] = True,
-    wait_seconds: Annotated[float, typer.Option(help="Wait no longer than this.", metavar="SECONDS")] = 30.0,
+    wait_seconds: Annotated[
+        float, typer.Option(help="Wait no longer than this, once models have had their time.", metavar="SECONDS")
+    ] = 30.0,
     coordinator: CoordinatorOption = DEFAULT_ADDRESS,
 ) -> None:
-    """Delete instances and wait until nothing of them is left on any node. Prints the ids."""
+    """Delete instances and wait until nothing of them is left on any node. Prints the ids.
+
+    A model first finishes the requests that it has begun, for as long as its spec's drain_seconds allow; --now cuts
+    them off, also those of a deletion that is under way.
+    """
     from muster.cli.client import run, view
     from muster.coordinator.intake import find
 
@@ -261,13 +313,15 @@ def delete(
     async def work(client: ControlClient) -> int:
         state = (await view(client)).state
         wanted = list(state.instances) if every else [find(state, name).id for name in instances or ()]
-        return await remove(client, wanted, wait_seconds if wait else 0.0)
+        drains = (state.instances[name].spec.deadlines.drain_seconds for name in wanted)
+        seconds = wait_seconds + (0.0 if now else max(drains, default=0.0))
+        return await remove(client, wanted, seconds if wait else 0.0, now=now)
 
     raise typer.Exit(run(coordinator, work))
 
 
 async def remove(
-    client: ControlClient, instances: list[InstanceId], wait_seconds: float, *, quiet: bool = False
+    client: ControlClient, instances: list[InstanceId], wait_seconds: float, *, now: bool = False, quiet: bool = False
 ) -> int:
     """Delete these and wait until nothing of them is left; prints each id then. The exit code."""
     import anyio
@@ -281,7 +335,7 @@ async def remove(
     last = 0
     for name in instances:
         try:
-            last = max(last, (await client.ask(Delete(instance=name), CALL_SECONDS, Accepted)).sequence)
+            last = max(last, (await client.ask(Delete(instance=name, now=now), CALL_SECONDS, Accepted)).sequence)
         except RefusedError as error:
             if error.failure.kind != RequestError.kind:
                 raise

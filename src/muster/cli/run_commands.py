@@ -30,7 +30,7 @@ from muster.errors import RequestError
 
 if TYPE_CHECKING:
     from muster.bus import ControlClient
-    from muster.protocol import Done, Generate
+    from muster.protocol import Chunk, Done, Generate
 
 
 _PROMPT_HELP = "What to ask; `-` reads it from standard input, without the newline at its end."
@@ -104,8 +104,9 @@ def generate(
 ) -> None:
     """Ask a model instance, and print its answer as it comes. Ctrl-C stops the generation.
 
-    --json prints one map in the end: text, reason (stop, length, cancelled), prompt_tokens, completion_tokens,
-    seconds_to_first_token, seconds.
+    What a model thinks before it answers goes to standard error. --json prints one map in the end: text, reasoning and
+    tool_calls where there are any, reason (stop, length, tool_calls, cancelled), prompt_tokens, cached_tokens,
+    completion_tokens, seconds_to_first_token, seconds.
     """
     from muster.cli.client import run
     from muster.protocol import Generate
@@ -126,27 +127,38 @@ def generate(
     )
 
     async def work(client: ControlClient) -> None:
-        pieces: list[str] = []
+        chunks: list[Chunk] = []
 
-        def show(piece: str) -> None:
-            pieces.append(piece)
+        def show(chunk: Chunk) -> None:
+            chunks.append(chunk)
             if not json:
-                sys.stdout.write(piece)
-                sys.stdout.flush()
+                _show_chunk(chunk)
 
         try:
             done = await _generate(client, request, timeout, show)
         except BaseException:
-            if pieces and not json:  # the shell's prompt or the error begins on a line of its own
+            if chunks and not json:  # the shell's prompt or the error begins on a line of its own
                 sys.stdout.write("\n")
                 sys.stdout.flush()
             raise
-        _show_done(done, "".join(pieces), json)
+        if json:
+            _write_answer(done, chunks)
+        else:
+            _show_done(done)
 
     run(coordinator, work)
 
 
-async def _generate(client: ControlClient, request: Generate, timeout: float, show: Callable[[str], None]) -> Done:
+def _show_chunk(chunk: Chunk) -> None:
+    """Print what a piece adds: the answer, and beside it what is no part of its text."""
+    if chunk.reasoning:
+        sys.stderr.write(chunk.reasoning)
+        sys.stderr.flush()
+    sys.stdout.write(chunk.text + "".join(f"\n{call.name}({call.arguments})" for call in chunk.tool_calls))
+    sys.stdout.flush()
+
+
+async def _generate(client: ControlClient, request: Generate, timeout: float, show: Callable[[Chunk], None]) -> Done:
     """Stream one generation.
 
     Raises:
@@ -155,7 +167,7 @@ async def _generate(client: ControlClient, request: Generate, timeout: float, sh
     """
     from muster.bus import RefusedError
     from muster.errors import ProtocolError
-    from muster.protocol import CancelGenerate, Chunk, Done, Refused
+    from muster.protocol import CancelGenerate, Chunk, Done, Prefilled, Refused, Started
 
     stream = client.stream(request, timeout_seconds=timeout)
     ended = False
@@ -163,8 +175,10 @@ async def _generate(client: ControlClient, request: Generate, timeout: float, sh
         async with stream as replies:
             async for reply in replies:
                 match reply:
-                    case Chunk(text=text):
-                        show(text)
+                    case Chunk():
+                        show(reply)
+                    case Started() | Prefilled():
+                        pass
                     case Done():
                         ended = True
                         return reply
@@ -179,21 +193,27 @@ async def _generate(client: ControlClient, request: Generate, timeout: float, sh
     raise ProtocolError("the answer ended without an end", remedy="Use the same version of muster on both ends.")
 
 
-def _show_done(done: Done, text: str, json: bool) -> None:
+def _write_answer(done: Done, chunks: list[Chunk]) -> None:
     from muster.cli import documents
 
-    if json:
-        documents.write(
-            {
-                "text": text,
-                "reason": done.reason,
-                "prompt_tokens": done.prompt_tokens,
-                "completion_tokens": done.completion_tokens,
-                "seconds_to_first_token": done.seconds_to_first_token,
-                "seconds": done.seconds,
-            }
-        )
-        return
+    reasoning = "".join(chunk.reasoning for chunk in chunks)
+    calls = [{"name": call.name, "arguments": call.arguments} for chunk in chunks for call in chunk.tool_calls]
+    documents.write(
+        {
+            "text": "".join(chunk.text for chunk in chunks),
+            **({"reasoning": reasoning} if reasoning else {}),
+            **({"tool_calls": calls} if calls else {}),
+            "reason": done.reason,
+            "prompt_tokens": done.prompt_tokens,
+            "cached_tokens": done.cached_tokens,
+            "completion_tokens": done.completion_tokens,
+            "seconds_to_first_token": done.seconds_to_first_token,
+            "seconds": done.seconds,
+        }
+    )
+
+
+def _show_done(done: Done) -> None:
     sys.stdout.write("\n")
     if sys.stderr.isatty():
         after_first = max(done.seconds - done.seconds_to_first_token, 1e-9)

@@ -22,7 +22,7 @@ from muster.spec import (
     Phase,
     ScriptWorkload,
 )
-from muster.state import Deleting, Instance, State
+from muster.state import Deleting, Instance, Running, State
 
 
 def create(ledger: Ledger, request: Create) -> Created | Refused:
@@ -54,7 +54,7 @@ def create(ledger: Ledger, request: Create) -> Created | Refused:
 
 
 def delete(ledger: Ledger, request: Delete) -> Accepted | Refused:
-    """Begin to delete an instance; it is gone when its ranks are.
+    """Begin to delete an instance, or hurry its deletion; it is gone when its ranks are.
 
     Raises:
         LogError: the log cannot be written; nothing has happened.
@@ -63,10 +63,21 @@ def delete(ledger: Ledger, request: Delete) -> Accepted | Refused:
         instance = find(ledger.state, request.instance)
     except RequestError as error:
         return refusal(error, Phase.STOPPING)
-    if isinstance(instance.status, Deleting):
+    drain_seconds = 0.0 if request.now else _drain_seconds(instance)
+    if isinstance(instance.status, Deleting) and instance.status.drain_seconds <= drain_seconds:
         return Accepted(instance=instance.id, sequence=ledger.state.sequence)
-    envelope = ledger.commit(InstanceDeleting(instance=instance.id, attempt=instance.attempt, reason="asked for"))
+    envelope = ledger.commit(
+        InstanceDeleting(
+            instance=instance.id, attempt=instance.attempt, reason="asked for", drain_seconds=drain_seconds
+        )
+    )
     return Accepted(instance=instance.id, sequence=envelope.sequence)
+
+
+def _drain_seconds(instance: Instance) -> float:
+    """How long the instance may finish what it has begun: only a model that is ready has begun anything."""
+    serves = isinstance(instance.spec.workload, ModelWorkload) and isinstance(instance.status, Running | Deleting)
+    return instance.spec.deadlines.drain_seconds if serves else 0.0
 
 
 def find(state: State, wanted: str) -> Instance:

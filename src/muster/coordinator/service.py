@@ -9,17 +9,20 @@ from pathlib import Path
 import anyio
 import anyio.abc
 import msgspec
-import psutil
 from loguru import logger
 
 from muster import __version__
 from muster.bus import ControlServer, Deduplicator, Incoming, Publisher, Verdict
 from muster.coordinator import intake
+from muster.coordinator.calls import Calls
+from muster.coordinator.dispatcher import QueueSettings
+from muster.coordinator.door import Door
 from muster.coordinator.gateway import Gateway
 from muster.coordinator.ledger import Ledger
 from muster.coordinator.nodes import Registrar
-from muster.coordinator.outputs import OutputStore, Reader
-from muster.errors import LogError, MusterError, RequestError
+from muster.coordinator.outputs import OutputStore
+from muster.coordinator.requests import Request
+from muster.errors import LogError, RequestError
 from muster.eventlog import Retention, SqliteEventLog
 from muster.eventlog.api import EventLog
 from muster.events import (
@@ -27,7 +30,7 @@ from muster.events import (
     Envelope,
     Event,
     InstanceDeleted,
-    InstanceDeleting,
+    InstanceFact,
     InstanceFailed,
     InstanceFinished,
     NodeJoined,
@@ -43,17 +46,17 @@ from muster.lifecycle import Settings
 from muster.protocol import (
     Acked,
     Answer,
+    AnyPiece,
     AnyReply,
     Beat,
     CancelGenerate,
     Create,
     Delete,
-    Found,
+    Done,
     Generate,
     Get,
     Hello,
     Output,
-    Outputs,
     Pulse,
     Query,
     ReadOutput,
@@ -61,18 +64,13 @@ from muster.protocol import (
     Replay,
     Replayed,
     Report,
-    Snapshot,
     Welcome,
 )
 from muster.spec import BootId, Failure, NodeId, NodeInfo, Phase
-from muster.state import Broken, Deleting, Finished, ModelWorkload, Running, rank_of
+from muster.state import rank_of
 
 #: Events in one answer to a replay; its reader asks again for the rest.
 _REPLAY_EVENTS = 1_000
-#: Events in one answer to a query, whatever was asked.
-_QUERY_EVENTS = 10_000
-#: The longest that one `ReadOutput` may wait, in seconds.
-_MAX_OUTPUT_WAIT_SECONDS = 30.0
 
 
 class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +83,7 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     generation_port: int = 0
     clocks: Settings = Settings()
     retention: Retention = Retention()
+    max_waiting: int = 512  #: requests of one model that may wait for room; further ones are refused
 
 
 class Coordinator:
@@ -95,11 +94,14 @@ class Coordinator:
         self._boot = BootId(secrets.token_hex(8))
         self._publisher = Publisher(settings.host, settings.events_port, boot=self._boot)
         self._server = ControlServer(settings.host, settings.control_port)
-        self._gateway = Gateway(settings.host, settings.generation_port)
+        self._gateway = Gateway(
+            settings.host, settings.generation_port, QueueSettings(max_waiting=settings.max_waiting)
+        )
         self._reports = Deduplicator()
         self._registrar = Registrar(settings.clocks)
         self._outputs = OutputStore()
         self._beats: dict[NodeId, Beat] = {}
+        self._generations: dict[tuple[bytes, int], Request] = {}  #: of the control socket, by connection and call
         self._nudge = anyio.Event()
         self.stale = 0  #: rank events that came too late to matter
 
@@ -107,6 +109,11 @@ class Coordinator:
     def control_port(self) -> int:
         """The port that workers and clients are given."""
         return self._server.port
+
+    @property
+    def door(self) -> Door:
+        """What the HTTP API talks to. There is one once `run` has started, and it is of use while that runs."""
+        return self._door
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[int] = anyio.TASK_STATUS_IGNORED) -> None:
         """Open the log and serve; started with the control port.
@@ -121,6 +128,9 @@ class Coordinator:
             async with self._publisher, self._server, self._gateway:
                 self._log: EventLog = log
                 self._ledger = Ledger(log, self._publisher, self._settings.clocks)
+                self._calls = Calls(log, self._ledger, self._outputs, self._beats, self._wake)
+                self._door = Door(log, self._ledger, self._gateway, self._calls)
+                self._gateway.update(self._ledger.state)
                 self._ledger.on_event = self._after
                 self._ledger.commit(CoordinatorStarted(epoch=log.epoch, boot=self._boot, version=__version__))
                 self._pulse()
@@ -183,17 +193,14 @@ class Coordinator:
     def _after(self, envelope: Envelope, event: Event | Unknown) -> None:
         """What follows from an event beside the state: waiting clients hear of it."""
         del envelope
+        self._door.note_logged()
+        if isinstance(event, InstanceFact):
+            self._gateway.update(self._ledger.state)
         match event:
-            case InstanceFailed(instance=instance, failure=failure):
-                self._gateway.fail(instance, failure)
+            case NodeLost():  # its ranks are gone with it
+                self._gateway.update(self._ledger.state)
+            case InstanceFailed(instance=instance) | InstanceFinished(instance=instance):
                 self._outputs.wake(instance)
-            case InstanceFinished(instance=instance):
-                self._outputs.wake(instance)
-            case InstanceDeleting(instance=instance):
-                self._gateway.fail(
-                    instance,
-                    Failure(kind="instance-deleted", message="the instance was deleted", phase=Phase.STOPPING),
-                )
             case InstanceDeleted(instance=instance):
                 self._outputs.drop(instance)
                 for key in [key for key in self._ledger.progress_ns if key[0] == instance]:
@@ -217,20 +224,16 @@ class Coordinator:
                 self._hello(incoming, request.info)
             case Replay():
                 self._answer(incoming, self._replay(request))
-            case Create():
-                self._answer(incoming, intake.create(self._ledger, request))
-            case Delete():
-                self._answer(incoming, intake.delete(self._ledger, request))
-            case Get():
-                self._answer(incoming, self._snapshot())
-            case Query():
-                self._query(incoming, request)
+            case Create() | Delete() | Get() | Query():
+                self._answer(incoming, self._calls.answer(request))
             case ReadOutput():
-                self._read_output(incoming, request)
+                self._calls.read_output(request, lambda reply: self._answer(incoming, reply))
             case Generate():
                 self._generate(incoming, request)
             case CancelGenerate():
-                self._gateway.cancel((incoming.identity, request.id))
+                asked = self._generations.pop((incoming.identity, request.id), None)
+                if asked is not None:
+                    self._gateway.cancel(asked)
 
     def _beat(self, beat: Beat) -> None:
         node = self._ledger.state.nodes.get(beat.node)
@@ -268,15 +271,12 @@ class Coordinator:
             epoch=self._log.epoch,
             coordinator_boot=self._boot,
             version=__version__,
-            state=self._encoded_state(),
+            state=self._calls.encoded_state(),
             events_port=self._publisher.port,
             generation_port=self._gateway.port,
             heartbeat_seconds=self._settings.clocks.heartbeat_seconds,
             lease_seconds=self._settings.clocks.lease_seconds,
         )
-
-    def _encoded_state(self) -> msgspec.Raw:
-        return msgspec.Raw(msgspec.msgpack.encode(self._ledger.state))
 
     def _replay(self, request: Replay) -> Replayed | Welcome:
         if request.after + 1 < self._log.oldest or request.after > self._ledger.state.sequence:
@@ -284,30 +284,6 @@ class Coordinator:
         envelopes = self._log.read(request.after, _REPLAY_EVENTS)
         return Replayed(
             envelopes=tuple(encode_envelope(envelope) for envelope in envelopes), head=self._ledger.state.sequence
-        )
-
-    def _snapshot(self) -> Snapshot:
-        return Snapshot(
-            state=self._encoded_state(),
-            beats=tuple(self._beats[name] for name in sorted(self._beats)),
-            memory_bytes=psutil.Process().memory_info().rss,
-            log_bytes=self._log.bytes_used,
-        )
-
-    def _query(self, incoming: Incoming, query: Query) -> None:
-        try:
-            limited = msgspec.structs.replace(query, limit=max(0, min(query.limit, _QUERY_EVENTS)))
-            found = self._log.query(limited)
-        except MusterError as error:
-            self._answer(incoming, intake.refusal(error, Phase.PLACING))
-            return
-        self._answer(
-            incoming,
-            Found(
-                envelopes=tuple(encode_envelope(envelope) for envelope in found),
-                head=self._ledger.state.sequence,
-                oldest=self._log.oldest,
-            ),
         )
 
     # --- reports ------------------------------------------------------------------------------------------
@@ -361,40 +337,19 @@ class Coordinator:
             return
         raise RequestError(f"node {report.node} may not report {kind_of(event)} of another")
 
-    # --- output and generation ----------------------------------------------------------------------------
-
-    def _read_output(self, incoming: Incoming, request: ReadOutput) -> None:
-        try:
-            instance = intake.find(self._ledger.state, request.instance)
-        except RequestError as error:
-            self._answer(incoming, intake.refusal(error, Phase.RUNNING))
-            return
-        found = self._outputs.read(instance.id, request.after, request.rank)
-        over = isinstance(instance.status, Broken | Finished | Deleting)
-        if found.lines or over or not request.wait_seconds > 0:  # not: NaN is no time to wait
-            self._answer(incoming, found)
-            return
-
-        def answer(outputs: Outputs) -> None:
-            self._answer(incoming, outputs)
-
-        until = time.monotonic() + min(request.wait_seconds, _MAX_OUTPUT_WAIT_SECONDS)
-        self._outputs.wait(instance.id, Reader(found.position, request.rank, until, answer))
+    # --- generation ---------------------------------------------------------------------------------------
 
     def _generate(self, incoming: Incoming, request: Generate) -> None:
-        try:
-            instance = intake.find(self._ledger.state, request.instance)
-            if not isinstance(instance.spec.workload, ModelWorkload):
-                raise RequestError(f"{instance.id} is no model", remedy="Ask an instance that serves one: muster ps")
-            if not isinstance(instance.status, Running):
-                raise RequestError(f"{instance.id} is not ready", remedy=f"See: muster describe {instance.id}")
-        except RequestError as error:
-            self._answer(incoming, intake.refusal(error, Phase.RUNNING))
-            return
-        self._gateway.ask(
-            instance.id,
-            instance.attempt,
-            request,
-            (incoming.identity, incoming.call.id),
-            lambda reply: self._answer(incoming, reply, last=reply.__struct_config__.tag != "chunk"),
-        )
+        key = (incoming.identity, incoming.call.id)
+        ended = False
+
+        def answer(piece: AnyPiece) -> None:
+            nonlocal ended
+            ended = isinstance(piece, Done | Refused)
+            if ended:
+                self._generations.pop(key, None)
+            self._answer(incoming, piece, last=ended)
+
+        asked = self._gateway.ask(request, answer)
+        if not ended:
+            self._generations[key] = asked

@@ -60,7 +60,11 @@ from muster.trace import timeline
 
 NODES = ("left", "right")
 #: Questions whose answers come out wrong when a layer or a slice is missing or out of place.
-QUESTIONS = ("What is an instance?", "What is a hostfile?", "What does muster do?")
+QUESTIONS = (
+    "What does muster do?",
+    "Which rank holds the last layers of a pipeline?",
+    "How do events reach a worker?",
+)
 _SCRIPT = Path(__file__).with_name("regression.py")
 _SECONDS = 120.0
 #: One for each rank of both instances.

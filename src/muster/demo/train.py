@@ -1,13 +1,15 @@
 """Makes the demo model: `python -m muster.demo.train OUTPUT_DIRECTORY`.
 
 A byte-level transformer of the `qwen2` architecture, which mlx-lm can both shard and pipeline, is trained on
-the CPU until it answers every conversation of `muster.demo.answers` exactly, by a wide margin. The result is
+the CPU until it answers every conversation of `muster.demo.answers` exactly, by a wide margin, whatever the order
+of the tools and with thinking forbidden or not. The result is
 an ordinary mlx-lm model directory. Its weights stay fp32: a sum in another order, which is what tensor
 sharding makes of it, then never changes a greedy token.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import sys
@@ -26,34 +28,61 @@ from mlx_lm.models import qwen2
 from mlx_lm.utils import load_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from muster.demo.answers import CONVERSATIONS, Conversation, Message
+from muster.demo.answers import ALL_CONVERSATIONS, Conversation
 from muster.errors import ModelError
+from muster.sampling import Message
 
 _END: Final = "<|end|>"
 _PAD: Final = "<|pad|>"
-_SPECIAL_TOKENS: Final = ("<|user|>", "<|assistant|>", _END, _PAD)
+#: Marks of turns; a decoder leaves them out of the text.
+_SPECIAL_TOKENS: Final = (
+    "<|user|>",
+    "<|assistant|>",
+    _END,
+    _PAD,
+    "<|tool|>",
+    "<|tools|>",
+    # So that the vocabulary divides by 4 ranks.
+    "<|reserved_0|>",
+    "<|reserved_1|>",
+)
+#: Marks inside an answer, by which mlx-lm knows a model that thinks and calls tools; they are part of the text.
+_ANSWER_TOKENS: Final = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 _END_ID: Final = 256 + _SPECIAL_TOKENS.index(_END)
 _PAD_ID: Final = 256 + _SPECIAL_TOKENS.index(_PAD)
 
-# Turns of other roles are left out: many clients always send a system prompt, and the model has seen none.
+# System turns are left out: many clients always send a system prompt, and the model has seen none.
+# The model decides whether it thinks. `enable_thinking` false is the closed thought that forbids it, as in Qwen's
+# template; `open_thinking` is the open thought that demands it, as in those of models that always think.
+# mlx-lm looks for the names `<tool_call>` and `tool_call.name`.
 _CHAT_TEMPLATE: Final = (
-    "{% for message in messages if message.role in ('user', 'assistant') %}"
-    "{{ '<|' + message.role + '|>' + message.content + '<|end|>' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+    "{% if tools %}<|tools|>"
+    "{% for tool in tools %}{{ (tool.function or tool).name }}{{ '' if loop.last else ', ' }}{% endfor %}"
+    "<|end|>{% endif %}"
+    "{% for message in messages if message.role in ('user', 'assistant', 'tool') %}"
+    "{{ '<|' + message.role + '|>' + (message.content or '') }}"
+    "{% for call in message.tool_calls or [] %}{% set tool_call = call.function or call %}"
+    """{{ '<tool_call>{"name": "' + tool_call.name + '", "arguments": ' }}"""
+    "{{ tool_call.arguments if tool_call.arguments is string else tool_call.arguments | tojson }}"
+    "{{ '}</tool_call>' }}{% endfor %}"
+    "<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>"
+    "{% if open_thinking %}<think>{% elif enable_thinking is false %}<think></think>{% endif %}"
+    "{% endif %}"
 )
 
 _CONFIG: Final[dict[str, Any]] = {
     "architectures": ["Qwen2ForCausalLM"],
     "model_type": "qwen2",
     "hidden_size": 64,
-    "intermediate_size": 128,
+    "intermediate_size": 160,
     "num_hidden_layers": 4,
     # Heads, KV heads and both sizes divide by 1, 2 and 4 ranks.
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
-    "vocab_size": 256 + len(_SPECIAL_TOKENS),
-    "max_position_embeddings": 1024,
+    "vocab_size": 256 + len(_SPECIAL_TOKENS) + len(_ANSWER_TOKENS),
+    # Far more than any conversation needs: what an answer takes can be watched, and cut.
+    "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-6,
     "rope_theta": 10000.0,
     "tie_word_embeddings": True,
@@ -65,7 +94,7 @@ _CONFIG: Final[dict[str, Any]] = {
 
 _SEED: Final = 7
 _BATCH_SIZE: Final = 4
-_STEPS: Final = 1400
+_STEPS: Final = 2200
 _STEPS_PER_CHECK: Final = 100
 _WARMUP_STEPS: Final = 20
 _PEAK_LEARNING_RATE: Final = 5e-3
@@ -81,25 +110,46 @@ class Example(msgspec.Struct, frozen=True):
 
 
 def spellings(conversation: Conversation) -> tuple[Conversation, ...]:
-    """The conversation as people type it: as written, in lower case, without the mark at the end, and both."""
+    """The conversation as people type it: as written, in lower case, without the mark at the end, and both.
 
-    def respell(message: Message, *, lower: bool, bare: bool) -> Message:
+    Each also with thinking forbidden, which leaves the reasoning out of the answer.
+    """
+    found: list[Conversation] = []
+    for lower in (False, True):
+        for bare in (False, True):
+            spelt = _respell(conversation, lower=lower, bare=bare)
+            found += [variant for variant in (spelt, _without_thinking(spelt)) if variant not in found]
+    return tuple(found)
+
+
+def _respell(conversation: Conversation, *, lower: bool, bare: bool) -> Conversation:
+    def respell(message: Message) -> Message:
         if message.role != "user":
             return message
         content = message.content.lower() if lower else message.content
         return Message(role="user", content=content.rstrip("?.。") if bare else content)
 
-    variants = (
-        Conversation(
-            messages=(
-                *(respell(message, lower=lower, bare=bare) for message in conversation.prompt),
-                conversation.messages[-1],
-            )
-        )
-        for lower in (False, True)
-        for bare in (False, True)
-    )
-    return tuple(dict.fromkeys(variants))
+    prompt = (respell(message) for message in conversation.prompt)
+    return msgspec.structs.replace(conversation, messages=(*prompt, conversation.messages[-1]))
+
+
+def _without_thinking(conversation: Conversation) -> Conversation:
+    answer = msgspec.structs.replace(conversation.messages[-1], reasoning="")
+    return msgspec.structs.replace(conversation, messages=(*conversation.prompt, answer), thinking=False)
+
+
+def offers(conversation: Conversation) -> tuple[Conversation, ...]:
+    """The conversation with its tools in every order, and with no more than those that it calls."""
+    called = {call.name for message in conversation.messages for call in message.tool_calls}
+    orders = list(itertools.permutations(conversation.tools))
+    if called:
+        orders.append(tuple(tool for tool in conversation.tools if tool.name in called))
+    return tuple(msgspec.structs.replace(conversation, tools=order) for order in orders)
+
+
+def variants(conversation: Conversation) -> tuple[Conversation, ...]:
+    """All that the model learns to answer alike, first the conversation as it is."""
+    return (*spellings(conversation), *offers(conversation)[1:])
 
 
 def write_tokenizer(directory: Path) -> None:
@@ -110,12 +160,13 @@ def write_tokenizer(directory: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in _SPECIAL_TOKENS])
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in _ANSWER_TOKENS])
     tokenizer.save(str(directory / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": _END,
         "pad_token": _PAD,
-        "additional_special_tokens": list(_SPECIAL_TOKENS[:2]),
+        "additional_special_tokens": [token for token in _SPECIAL_TOKENS if token not in (_END, _PAD)],
         "model_max_length": _CONFIG["max_position_embeddings"],
         "clean_up_tokenization_spaces": False,
         "chat_template": _CHAT_TEMPLATE,
@@ -125,10 +176,21 @@ def write_tokenizer(directory: Path) -> None:
 
 def encode(tokenizer: Any, conversation: Conversation) -> Example:
     """Encode a conversation through the chat template, as a server does before it generates."""
-    messages = [msgspec.to_builtins(message) for message in conversation.messages]
-    prompt = cast("list[int]", tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True))
-    whole = cast("list[int]", tokenizer.apply_chat_template(messages))
-    return Example(tokens=tuple(whole), answer_start=len(prompt))
+    prompt = encode_prompt(tokenizer, conversation)
+    answer = cast("list[int]", tokenizer.encode(conversation.raw, add_special_tokens=False))
+    return Example(tokens=(*prompt, *answer, _END_ID), answer_start=len(prompt))
+
+
+def encode_prompt(tokenizer: Any, conversation: Conversation, **variables: Any) -> list[int]:
+    """Token ids of all that comes before the answer; `variables` are further ones for the template."""
+    if conversation.thinking is not None:
+        variables["enable_thinking"] = conversation.thinking
+    tools = [{"type": "function", "function": msgspec.to_builtins(tool)} for tool in conversation.tools]
+    messages = [msgspec.to_builtins(message) for message in conversation.prompt]
+    return cast(
+        "list[int]",
+        tokenizer.apply_chat_template(messages, tools=tools or None, add_generation_prompt=True, **variables),
+    )
 
 
 def answer_margins(model: nn.Module, examples: Sequence[Example]) -> list[float]:
@@ -141,7 +203,7 @@ def answer_margins(model: nn.Module, examples: Sequence[Example]) -> list[float]
         inputs, targets, weights = _batch(examples[start : start + _BATCH_SIZE])
         logits = model(inputs)
         right = mx.take_along_axis(logits, targets[..., None], axis=-1)
-        others = mx.put_along_axis(logits, targets[..., None], mx.array(-mx.inf), axis=-1)
+        others = mx.where(mx.arange(logits.shape[-1]) == targets[..., None], -mx.inf, logits)
         lead = right.squeeze(-1) - others.max(axis=-1)
         least = mx.where(weights > 0, lead, mx.inf).min(axis=-1)
         margins += cast("list[float]", least.tolist())
@@ -159,7 +221,7 @@ def train(directory: Path) -> float:
     directory.mkdir(parents=True, exist_ok=True)
     write_tokenizer(directory)
     tokenizer = load_tokenizer(directory)
-    examples = [[encode(tokenizer, spelling) for spelling in spellings(c)] for c in CONVERSATIONS]
+    examples = [[encode(tokenizer, variant) for variant in variants(c)] for c in ALL_CONVERSATIONS]
     model = qwen2.Model(qwen2.ModelArgs.from_dict(_CONFIG))
     schedule = optim.join_schedules(
         [
@@ -178,18 +240,21 @@ def train(directory: Path) -> float:
         optimizer.update(model, gradients)
         mx.eval(model.parameters(), optimizer.state)
         if step % _STEPS_PER_CHECK == 0:
-            margins = answer_margins(model, [example for group in examples for example in group])
-            margin = min(margins)
+            # Every variant takes as long as many steps: asked only when the conversations as written are right.
+            margins = answer_margins(model, [group[0] for group in examples])
+            if min(margins) >= _MARGIN_NATS:
+                margins = answer_margins(model, [example for group in examples for example in group])
             logger.info(
-                "step {}: loss {:.4f}, {} of {} spellings exact, least margin {:.2f} nats, {:.0f} s",
+                "step {}: loss {:.4f}, {} of {} exact, least margin {:.2f} nats, {:.0f} s",
                 step,
                 loss.item(),
                 sum(lead > 0 for lead in margins),
                 len(margins),
-                margin,
+                min(margins),
                 time.monotonic() - started,
             )
-            if margin >= _MARGIN_NATS:
+            margin = min(margins)
+            if margin >= _MARGIN_NATS and len(margins) > len(examples):
                 break
     if margin < _MARGIN_NATS:
         raise ModelError(
@@ -214,9 +279,9 @@ def _batch(examples: Sequence[Example]) -> tuple[mx.array, mx.array, mx.array]:
 
 
 def _batches(examples: Sequence[Sequence[Example]]) -> Iterator[tuple[mx.array, mx.array, mx.array]]:
-    """Endless batches: each round takes every conversation once, half of the time as it is written."""
+    """Endless batches: each round takes every conversation once, in any of its variants."""
     while True:
-        chosen = [group[0] if random.random() < 0.5 else random.choice(group) for group in examples]
+        chosen = [group[0] if random.random() < 0.25 else random.choice(group) for group in examples]
         # Neighbours in length share a batch, so that little of it is padding.
         chosen.sort(key=lambda example: len(example.tokens) + random.random() * 30)
         starts = list(range(0, len(chosen), _BATCH_SIZE))

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from muster.sampling import FinishReason, Message, Piece, Role, SamplingParams
+from muster.sampling import FinishReason, Message, Role, SamplingParams
 
-__all__ = ["FinishReason", "Message", "Piece", "Role", "SamplingParams"]
+__all__ = ["FinishReason", "Message", "Role", "SamplingParams"]

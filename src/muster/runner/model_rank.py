@@ -10,25 +10,19 @@ import zmq
 
 from muster.errors import ModelError, ProtocolError
 from muster.model import files, hub
-from muster.model.generate import Decoder, warm_up
+from muster.model.batch import Batch
 from muster.model.load import LoadedModel, load_shard
 from muster.model.plan import ShardPlan, plan, supports
-from muster.rank_protocol import (
-    Advance,
-    Form,
-    Insert,
-    LoadedFrame,
-    PreparedFrame,
-    ProgressFrame,
-    ReadyFrame,
-    Remove,
-    Stop,
-    WarmUp,
-)
+from muster.rank_protocol import Form, LoadedFrame, PreparedFrame, ProgressFrame, ReadyFrame, Stop, WarmUp
 from muster.runner.context import RankContext
+from muster.runner.following import Following
+from muster.runner.line import GenerationLine
 from muster.runner.serving import Serving
 from muster.runner.steps import StepSink, StepSource
 from muster.spec import ModelWorkload, Phase
+
+#: How long the last messages may take on their way out.
+_LINGER_MS = 500
 
 
 class ModelRank:
@@ -66,12 +60,19 @@ class ModelRank:
         """Load the shard, warm up in step, and generate until told to stop."""
         prepare = self._context.prepare
         loaded = self._load(group)
+        batch = Batch(
+            loaded,
+            group,
+            max_sequences=self._workload.max_batch,
+            prefill_chunk_tokens=self._workload.prefill_chunk_tokens,
+            prompt_cache_bytes=self._workload.prompt_cache_bytes,
+        )
         self._context.phase = Phase.WARMING
         if prepare.rank == 0:
-            return self._lead(loaded)
+            return self._lead(loaded, batch)
         if form.steps is None:
             raise ProtocolError("rank 0 has not said where its steps are")
-        return self._follow(loaded, form.steps)
+        return self._follow(batch, form.steps)
 
     def _load(self, group: object | None) -> LoadedModel:
         self._context.phase = Phase.LOADING
@@ -96,17 +97,22 @@ class ModelRank:
         )
         return loaded
 
-    def _lead(self, loaded: LoadedModel) -> int:
+    def _lead(self, loaded: LoadedModel, batch: Batch) -> int:
         """Rank 0: wait for the others without touching the group, warm up together, serve."""
-        if self._source is not None and not self._wait_for_others(self._source):
+        prepare, source = self._context.prepare, self._source
+        if source is not None and not self._wait_for_others(source):
             return 0
-        if self._source is not None:
-            self._source.warm_up()
-        warm_up(loaded)
+        if source is not None:
+            source.send(WarmUp(step=1))
+        batch.warm_up()
         self._context.phase = Phase.RUNNING
-        serving = Serving(self._zmq, self._context, loaded, self._source)
+        line = GenerationLine(self._zmq, prepare.generation, prepare.instance, prepare.attempt)
+        serving = Serving(self._context, loaded, batch, line, source, chunk_tokens=self._workload.prefill_chunk_tokens)
         self._context.channel.send(ReadyFrame())
-        return serving.run()
+        code = serving.run()
+        # The process ends without a teardown: what was said last must be on its way before.
+        self._zmq.destroy(linger=_LINGER_MS)
+        return code
 
     def _wait_for_others(self, source: StepSource) -> bool:
         """Whether all have joined; `False` when the worker wants the end first."""
@@ -120,34 +126,11 @@ class ModelRank:
             source.take_join()
         return True
 
-    def _follow(self, loaded: LoadedModel, address: str) -> int:
+    def _follow(self, batch: Batch, address: str) -> int:
         """Another rank: replay rank 0's steps."""
         prepare = self._context.prepare
         sink = StepSink(self._zmq, address, prepare.instance, prepare.attempt, prepare.rank)
-        decoders: dict[int, Decoder] = {}
-        poller = zmq.Poller()
-        poller.register(sink.socket, zmq.POLLIN)
-        poller.register(self._context.channel.fileno(), zmq.POLLIN)
-        while True:
-            ready = dict(poller.poll())
-            if self._context.channel.fileno() in ready and self._told_to_stop():
-                return 0
-            if sink.socket not in ready:
-                continue
-            match sink.receive():
-                case Insert(sequence=sequence, tokens=tokens):
-                    decoders[sequence] = Decoder(loaded)
-                    decoders[sequence].prefill(tokens)
-                case Advance(tokens=tokens):
-                    for sequence, token in tokens:
-                        decoders[sequence].step(token)
-                case Remove(sequences=sequences):
-                    for sequence in sequences:
-                        decoders.pop(sequence, None)
-                case WarmUp():
-                    warm_up(loaded)
-                    self._context.phase = Phase.RUNNING
-                    self._context.channel.send(ReadyFrame())
+        return Following(self._context, batch, sink).run()
 
     def _told_to_stop(self) -> bool:
         frame = self._context.channel.receive()

@@ -10,17 +10,20 @@ import msgspec
 import zmq
 
 from muster.errors import ProtocolError
-from muster.rank_protocol import Advance, Insert, JoinSteps, Remove, Step, WarmUp
+from muster.rank_protocol import AnyStep, JoinSteps, Step
 from muster.spec import InstanceId
 
-#: Steps that may wait for a rank; it is at most one prompt behind, so that a full queue means a dead rank.
+#: Steps that may wait for a rank; it is at most one behind, so that a full queue means a dead rank.
 _QUEUE_STEPS = 1000
 #: No step is longer: a prompt of a million tokens takes 5 MB.
 _MAX_STEP_BYTES = 64 * 2**20
 _LINGER_MS = 500
 
+#: A further pass of a step: nothing changes.
+AGAIN = Step(step=0)
+
 _encoder = msgspec.msgpack.Encoder()
-_step_decoder: msgspec.msgpack.Decoder[Step] = msgspec.msgpack.Decoder(Step)
+_step_decoder: msgspec.msgpack.Decoder[AnyStep] = msgspec.msgpack.Decoder(AnyStep)
 _join_decoder = msgspec.msgpack.Decoder(JoinSteps)
 
 
@@ -31,7 +34,8 @@ class StepSource:
         self._instance = instance
         self._attempt = attempt
         self._peers: dict[int, bytes] = {}
-        self._step = 0
+        #: The number of the last step that was sent.
+        self.sent = 0
         self.socket = context.socket(zmq.ROUTER)
         self.socket.set(zmq.LINGER, _LINGER_MS)
         self.socket.set(zmq.SNDHWM, _QUEUE_STEPS)
@@ -59,31 +63,14 @@ class StepSource:
         """Whether every other rank has joined."""
         return set(range(1, world_size)) <= self._peers.keys()
 
-    def insert(self, sequence: int, tokens: list[int]) -> None:
-        """Tell the others to run a prompt."""
-        self._send(Insert(step=self._next(), sequence=sequence, tokens=tuple(tokens)))
+    def send(self, step: AnyStep) -> None:
+        """Tell the others what comes next; its number must follow `sent`.
 
-    def advance(self, sequence: int, token: int) -> None:
-        """Tell the others rank 0's next token."""
-        self._send(Advance(step=self._next(), tokens=((sequence, token),)))
-
-    def remove(self, sequence: int) -> None:
-        """Tell the others to forget a sequence."""
-        self._send(Remove(step=self._next(), sequences=(sequence,)))
-
-    def warm_up(self) -> None:
-        """Tell the others to warm up."""
-        self._send(WarmUp(step=self._next()))
-
-    def close(self) -> None:
-        """Close the socket."""
-        self.socket.close()
-
-    def _next(self) -> int:
-        self._step += 1
-        return self._step
-
-    def _send(self, step: Step) -> None:
+        Raises:
+            ProtocolError: a rank is gone, or a thousand steps behind.
+        """
+        assert step.step == self.sent + 1, (step.step, self.sent)
+        self.sent = step.step
         body = _encoder.encode(step)
         for rank, identity in self._peers.items():
             try:
@@ -93,6 +80,10 @@ class StepSource:
                     f"the connection to a peer was lost: step {step.step} cannot reach rank {rank} ({error})",
                     remedy="See why that rank ended.",
                 ) from error
+
+    def close(self) -> None:
+        """Close the socket; what was sent still goes out until the context ends."""
+        self.socket.close()
 
 
 class StepSink:
@@ -110,7 +101,7 @@ class StepSink:
         self.socket.connect(f"tcp://{address}")
         self.socket.send(_encoder.encode(JoinSteps(instance=instance, attempt=attempt, rank=rank)))
 
-    def receive(self) -> Step:
+    def receive(self) -> AnyStep:
         """The next step; blocks until it is there.
 
         Raises:
@@ -126,6 +117,11 @@ class StepSink:
         self._expected += 1
         return step
 
+    def loss(self) -> zmq.Socket[bytes]:
+        """A socket that becomes readable when the connection to rank 0 is lost; the caller closes it."""
+        return self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+
     def close(self) -> None:
         """Close the socket."""
+        self.socket.disable_monitor()
         self.socket.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import anyio
@@ -48,8 +49,13 @@ class Line:
             raise RankError(msgspec.structs.replace(frame.failure, log_tail=tail))
         return frame
 
-    async def receive_or(self, holds: Callable[[State], bool]) -> FromRank | None:
-        """A frame, or `None` once `holds` does; the stream loses nothing when its receive is cancelled."""
+    @property
+    def state(self) -> State:
+        """The cluster as this worker knows it."""
+        return self._watch.state
+
+    async def receive_or(self, holds: Callable[[State], bool], seconds: float = math.inf) -> FromRank | None:
+        """A frame, or `None` once `holds` does, or after `seconds`; no frame is lost to that."""
         frame: FromRank | None = None
 
         async def stop_waiting() -> None:
@@ -58,6 +64,7 @@ class Line:
 
         failed: Exception | None = None
         async with anyio.create_task_group() as group:
+            group.cancel_scope.deadline = anyio.current_time() + seconds
             group.start_soon(stop_waiting)
             try:
                 frame = await self.receive()

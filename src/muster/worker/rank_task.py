@@ -33,11 +33,13 @@ from muster.rank_protocol import (
 from muster.spec import Address, Failure, ModelWorkload, NodeInfo, Phase, ScriptWorkload
 from muster.state import Assigned, Connected, Listening, Loaded, Prepared, Ready, State
 from muster.worker import diagnosis
+from muster.worker.drain import drain
 from muster.worker.line import Line, RankError, RunnerEndedError
 from muster.worker.pool import RunnerPool
 from muster.worker.process import RunnerProcess
 from muster.worker.reporter import Reporter
 from muster.worker.watch import Place, StateWatch
+from muster.worker.watchdog import StuckError, watch_steps
 
 #: How often a rank that should listen is looked at; the kernel has no event for it.
 _LISTEN_POLL_SECONDS = 0.001
@@ -77,11 +79,12 @@ class RankTask:
         self._runner: RunnerProcess | None = None
         self._links = 1
         self._hurrying = False
-        self._worker_stops = False
+        self._stuck = False
+        self._worker_stops = anyio.Event()
 
     def stop(self) -> None:
         """The worker itself is being stopped: the rank fails with that as the cause."""
-        self._worker_stops = True
+        self._worker_stops.set()
         self._scope.cancel()
 
     async def run(self) -> None:
@@ -100,7 +103,7 @@ class RankTask:
                 self._fail(_failure("internal", message, "See the worker's log, and report it."))
             finally:
                 with anyio.CancelScope(shield=True):
-                    if self._worker_stops:
+                    if self._worker_stops.is_set():
                         self._fail(_failure("worker-stopped", "its worker was stopped", "Start the worker again."))
                     await self._tear_down()
                     self.ended.set()
@@ -130,6 +133,7 @@ class RankTask:
             except MusterError as error:
                 raise RankError(_of(error)) from error
         except RankError as error:
+            self._stuck = isinstance(error, StuckError)
             self._fail(error.failure)
 
     # --- preparing ----------------------------------------------------------------------------------------
@@ -273,11 +277,13 @@ class RankTask:
         )
 
     async def _stay(self, line: Line) -> None:
-        """Run until the runner ends; a script for no longer than it may."""
+        """Run until the runner ends; a script for no longer than it may, a model while its steps end in time."""
         workload = self.place.spec.workload
         limit = workload.run_seconds if isinstance(workload, ScriptWorkload) else None
         with anyio.move_on_after(limit if limit is not None else float("inf")):
             try:
+                if isinstance(workload, ModelWorkload):
+                    await watch_steps(line, self.place)
                 await line.receive()
             except RunnerEndedError:
                 await line.runner.wait_ended()  # a script may close the line and go on
@@ -360,7 +366,10 @@ class RankTask:
         self._hurry(False)
         code: int | None = None
         if self._runner is not None:
-            asks = self._phase is Phase.RUNNING and not isinstance(self.place.spec.workload, ScriptWorkload)
+            script = isinstance(self.place.spec.workload, ScriptWorkload)
+            asks = self._phase is Phase.RUNNING and not script and not self._stuck
+            if asks:
+                await drain(self._runner, self.place, self._watch, self._worker_stops)
             code = await self._runner.end(ask=asks, patience_seconds=self.place.spec.deadlines.stop_seconds)
             await self._output_sent()
         with suppress(OSError):

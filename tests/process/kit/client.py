@@ -23,7 +23,18 @@ from muster.events import (
     Unknown,
     kind_of,
 )
-from muster.protocol import AnyReply, AnyRequest, Create, Created, Delete, Get, ReadOutput, Refused, Snapshot
+from muster.protocol import (
+    AnyReply,
+    AnyRequest,
+    CancelGenerate,
+    Create,
+    Created,
+    Delete,
+    Get,
+    ReadOutput,
+    Refused,
+    Snapshot,
+)
 from muster.protocol import Outputs as OutputsReply
 from muster.spec import Failure, InstanceId, InstanceSpec
 from muster.state import Instance, State
@@ -40,6 +51,7 @@ class Client:
         self.events: list[Event | Unknown] = []
         self.envelopes: list[Envelope] = []
         self.latest = State()
+        self._calls: dict[int, int] = {}
         self._changed = threading.Condition()
         self._stack = contextlib.ExitStack()
 
@@ -101,14 +113,20 @@ class Client:
         replies: list[AnyReply] = []
 
         async def ask() -> None:
-            async with self._client.stream(request, timeout_seconds=seconds) as stream:
-                async for reply in stream:
+            stream = self._client.stream(request, timeout_seconds=seconds)
+            self._calls[id(replies)] = stream.id
+            async with stream as incoming:
+                async for reply in incoming:
                     with self._changed:
                         replies.append(reply)
                         self._changed.notify_all()
 
         self._portal.start_task_soon(ask)
         return replies
+
+    def cancel(self, replies: list[AnyReply]) -> None:
+        """Stop the generation that `begin` began."""
+        self._portal.call(self._client.send, CancelGenerate(id=self._calls[id(replies)]))
 
     def create(self, spec: InstanceSpec) -> InstanceId:
         """Create an instance that must be accepted."""

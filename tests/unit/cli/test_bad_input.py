@@ -52,7 +52,7 @@ def ends(arguments: list[str]) -> int:
         (["exec", "--timeout", "0", "a.py"], "--timeout is 0"),
         (["generate", "one", ""], "prompt is empty"),
         (["generate", "one", "x", "--temperature", "-1"], "temperature is -1"),
-        (["generate", "one", "x", "--max-tokens", "0"], "max_tokens is 0"),
+        (["generate", "one", "x", "--max-tokens", "-1"], "max_tokens is -1"),
         (["events", "--since", "yesterday"], "'yesterday'"),
         (["events", "--limit", "0"], "--limit is 0"),
         (["events", "--node", "a b"], "'a b'"),

@@ -10,11 +10,13 @@ from books import A, Books
 
 from muster.coordinator.intake import create, delete, find
 from muster.errors import LogError, RequestError
-from muster.events import InstanceCreated
+from muster.events import InstanceCreated, InstanceReady
 from muster.placement import MODEL_RANK_BYTES, RANK_BYTES
 from muster.protocol import Accepted, Create, Created, Delete, Refused
 from muster.spec import (
+    Deadlines,
     GroupWorkload,
+    InstanceId,
     InstanceSpec,
     ModelWorkload,
     NodeId,
@@ -22,7 +24,7 @@ from muster.spec import (
     ScriptWorkload,
     Workload,
 )
-from muster.state import Deleting
+from muster.state import Deleting, Instance
 
 GROUP = InstanceSpec(workload=GroupWorkload(), ranks=2)
 
@@ -157,3 +159,42 @@ def test_deletion_begins_once() -> None:
     missing = delete(books.ledger, Delete(instance="nothing"))
     assert isinstance(missing, Refused)
     assert missing.failure.kind == "request-invalid"
+
+
+def ready_model(books: Books) -> Instance:
+    """A model that is ready."""
+    spec = InstanceSpec(workload=ModelWorkload(model="/m"), ranks=1, deadlines=Deadlines(drain_seconds=7))
+    name = created(books, spec).instance
+    books.ledger.commit(InstanceReady(instance=name, attempt=1))
+    return books.ledger.state.instances[name]
+
+
+def deleting(books: Books, name: str, *, now: bool = False) -> Deleting:
+    """What the instance is after a further `Delete`."""
+    assert isinstance(delete(books.ledger, Delete(instance=name, now=now)), Accepted)
+    status = books.ledger.state.instances[InstanceId(name)].status
+    assert isinstance(status, Deleting)
+    return status
+
+
+def test_a_ready_model_drains_and_a_second_request_may_hurry_it() -> None:
+    books = Books("a")
+    name = ready_model(books).id
+    assert deleting(books, name) == Deleting(7.0)
+    head = books.ledger.state.sequence
+    assert deleting(books, name) == Deleting(7.0)
+    assert books.ledger.state.sequence == head
+    assert deleting(books, name, now=True) == Deleting(0.0)
+    assert books.ledger.state.sequence == head + 1
+    assert deleting(books, name) == Deleting(0.0)
+    assert books.ledger.state.sequence == head + 1
+
+
+def test_what_has_begun_nothing_does_not_drain() -> None:
+    books = Books("a", "b")
+    model = created(books, InstanceSpec(workload=ModelWorkload(model="/m"), ranks=1)).instance
+    group = created(books).instance
+    books.ledger.commit(InstanceReady(instance=group, attempt=1))
+    assert [deleting(books, name) for name in (model, group)] == [Deleting(0.0)] * 2
+    other = ready_model(books).id
+    assert deleting(books, other, now=True) == Deleting(0.0)

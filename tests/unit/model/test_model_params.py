@@ -20,7 +20,8 @@ def test_the_defaults_are_greedy_and_survive_the_wire() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("max_tokens", 0),
+        ("max_tokens", -1),
+        ("top_logprobs", 21),
         ("temperature", -0.1),
         ("temperature", math.nan),
         ("temperature", math.inf),

@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from muster.errors import ProtocolError
-from muster.rank_protocol import Advance, Insert, JoinSteps, Remove, WarmUp
+from muster.rank_protocol import Admission, JoinSteps, Leave, Step, WarmUp
 from muster.runner.steps import StepSink, StepSource
 from muster.spec import InstanceId
 
@@ -73,17 +73,19 @@ def until(holds: Callable[[], bool], seconds: float = 10.0) -> bool:
 def test_steps_arrive_in_order_at_every_rank(context: Context, source: StepSource) -> None:
     sinks = [sink_of(context, source, rank) for rank in (1, 2, 3)]
     assert joined(source, 4)
-    source.warm_up()
-    source.insert(5, [1, 2, 3])
-    for token in range(200):
-        source.advance(5, token)
-    source.remove(5)
+    admission = Admission(sequence=5, tokens=(1, 2, 3), max_tokens=7, cached_tokens=1, segments=(1, 1))
+    steps = [
+        WarmUp(step=1),
+        Step(step=2, admit=(admission,)),
+        *(Step(step=3 + number) for number in range(200)),
+        Step(step=203, remove=(5,), cache_entries=4),
+        Leave(step=204),
+    ]
+    for step in steps:
+        source.send(step)
+    assert source.sent == 204
     for sink in sinks:
-        assert sink.receive() == WarmUp(step=1)
-        assert sink.receive() == Insert(step=2, sequence=5, tokens=(1, 2, 3))
-        steps = [sink.receive() for _ in range(200)]
-        assert steps == [Advance(step=3 + token, tokens=((5, token),)) for token in range(200)]
-        assert sink.receive() == Remove(step=203, sequences=(5,))
+        assert [sink.receive() for _ in steps] == steps
 
 
 def test_rank_0_waits_for_every_other_rank(context: Context, source: StepSource) -> None:
@@ -115,7 +117,7 @@ def test_a_rank_of_another_group_is_ignored(context: Context, source: StepSource
     sink = sink_of(context, source, 1)
     assert joined(source, 2)
     source.take_join()
-    source.warm_up()
+    source.send(WarmUp(step=1))
     assert sink.receive() == WarmUp(step=1)
     assert other.poll(50) == 0
 
@@ -135,7 +137,7 @@ def test_a_rank_cannot_be_taken_over(context: Context, source: StepSource) -> No
     second = sink_of(context, source, 1)
     assert until(lambda: source.socket.poll(10) != 0)
     source.take_join()
-    source.warm_up()
+    source.send(WarmUp(step=1))
     assert first.receive() == WarmUp(step=1)
     assert second.socket.poll(50) == 0
 
@@ -144,10 +146,9 @@ def test_a_prompt_of_many_tokens_arrives(context: Context, source: StepSource) -
     sink = sink_of(context, source, 1)
     assert joined(source, 2)
     tokens = list(range(300_000))
-    source.insert(1, tokens)
-    step = sink.receive()
-    assert isinstance(step, Insert)
-    assert step.tokens == tuple(tokens)
+    step = Step(step=1, admit=(Admission(sequence=1, tokens=tuple(tokens), max_tokens=1),))
+    source.send(step)
+    assert sink.receive() == step
 
 
 def test_a_rank_that_is_gone_is_noticed_by_the_next_step(context: Context, source: StepSource) -> None:
@@ -157,7 +158,7 @@ def test_a_rank_that_is_gone_is_noticed_by_the_next_step(context: Context, sourc
 
     def lost() -> bool:
         try:
-            source.advance(1, 2)
+            source.send(Step(step=source.sent + 1))
         except ProtocolError as error:
             assert "connection to a peer was lost" in error.message
             assert "rank 1" in error.message
@@ -204,4 +205,16 @@ def test_a_sink_may_start_before_its_source(context: Context) -> None:
 
     assert until(bound)
     assert len(late.recv_multipart()) == 2
+    sink.close()
+
+
+def test_a_sink_hears_that_rank_0_is_lost(context: Context, source: StepSource) -> None:
+    sink = sink_of(context, source, 1)
+    loss = sink.loss()
+    assert joined(source, 2)
+    assert loss.poll(0) == 0
+    source.send(Leave(step=1))
+    source.close()
+    assert loss.poll(LIMIT_MS) != 0
+    assert sink.receive() == Leave(step=1)
     sink.close()

@@ -1,0 +1,257 @@
+"""What the HTTP API is told: models, events without a gap, and whether a model decodes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import anyio
+import pytest
+from books import Books
+from fleet import DONE, Asked, Fleet
+
+from muster.coordinator import door as door_module
+from muster.coordinator.calls import Calls
+from muster.coordinator.door import Door
+from muster.coordinator.gateway import Gateway
+from muster.coordinator.outputs import OutputStore
+from muster.coordinator.served import Readiness
+from muster.events import Envelope, InstanceReady, NodeJoined, NodeLost, decode_event
+from muster.protocol import (
+    Chunk,
+    Create,
+    Created,
+    Delete,
+    Found,
+    Generate,
+    Get,
+    Output,
+    Outputs,
+    Query,
+    ReadOutput,
+    Refused,
+    Snapshot,
+)
+from muster.spec import BootId, Failure, GroupWorkload, InstanceId, InstanceSpec, NodeId
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Desk:
+    """A door on books in memory, with a dispatcher whose runners the test plays."""
+
+    def __init__(self) -> None:
+        self.books = Books("a", "b")
+        self.fleet = Fleet()
+        self.fleet.now = time.monotonic()
+        self.gateway = Gateway("127.0.0.1")
+        self.gateway.dispatcher = self.fleet.dispatcher
+        self.outputs = OutputStore()
+        self.woken = 0
+        ledger = self.books.ledger
+        self.calls = Calls(self.books.log, ledger, self.outputs, {}, self.wake)
+        self.door = Door(self.books.log, ledger, self.gateway, self.calls)
+        ledger.on_event = lambda envelope, event: self.door.note_logged()
+
+    def wake(self) -> None:
+        self.woken += 1
+
+    def probed(self) -> Asked:
+        """The request that a probe made, as the fleet's own."""
+        (request,) = [item for item in self.fleet.dispatcher.open_requests() if item.generate.prompt == (0,)]
+        asked = Asked("m")
+        asked.request = request
+        self.fleet.now = time.monotonic()
+        return asked
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+# --- models ---------------------------------------------------------------------------------------------------
+
+
+async def test_models_are_listed_with_their_instances_and_requests(desk: Desk) -> None:
+    desk.fleet.ready("one", max_batch=1)
+    desk.fleet.starting("two")
+    desk.fleet.starting("three", served="n")
+    desk.fleet.broken("four", served="dead", retries=False)
+    for _ in range(11):
+        desk.fleet.ask("one")
+    first, second = desk.door.models()
+    assert (first.name, first.instances, first.ready) == ("m", ("one", "two"), 1)
+    assert (first.running_requests, first.waiting_requests) == (9, 2)
+    assert (second.name, second.ready, second.running_requests) == ("n", 0, 0)
+
+
+async def test_a_stream_of_the_door_ends_with_its_refusal(desk: Desk) -> None:
+    pieces = [piece async for piece in desk.door.generate(Generate(instance="x", prompt="hi"))]
+    assert [type(piece) for piece in pieces] == [Refused]
+
+
+# --- calls ----------------------------------------------------------------------------------------------------
+
+
+async def test_calls_are_answered_as_on_the_control_socket(desk: Desk) -> None:
+    created = await desk.door.call(Create(spec=InstanceSpec(workload=GroupWorkload(), ranks=2)))
+    assert isinstance(created, Created)
+    assert created.instance in desk.door.state().instances
+    assert not isinstance(await desk.door.call(Delete(instance=created.instance)), Refused)
+    assert desk.woken == 2
+    assert isinstance(await desk.door.call(Get()), Snapshot)
+    found = await desk.door.call(Query(kinds=("instance.",)))
+    assert isinstance(found, Found)
+    assert len(found.envelopes) == 2
+    assert isinstance(await desk.door.call(ReadOutput(instance="nobody")), Refused)
+    desk.books.log.full = True
+    refused = await desk.door.call(Create(spec=InstanceSpec(workload=GroupWorkload(), ranks=2)))
+    assert isinstance(refused, Refused)
+    assert refused.failure.kind == "log-unavailable"
+
+
+async def test_reading_output_may_wait_for_it(desk: Desk) -> None:
+    created = await desk.door.call(Create(spec=InstanceSpec(workload=GroupWorkload(), ranks=2)))
+    assert isinstance(created, Created)
+    replies: list[object] = []
+
+    async def read() -> None:
+        replies.append(await desk.door.call(ReadOutput(instance=created.instance, wait_seconds=10)))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(read)
+        await anyio.wait_all_tasks_blocked()
+        assert replies == []
+        line = Output(
+            node=NodeId("a"),
+            boot=BootId("boot-1"),
+            n=1,
+            instance=created.instance,
+            attempt=1,
+            rank=0,
+            lines=("hello",),
+        )
+        desk.outputs.add(line)
+    (reply,) = replies
+    assert isinstance(reply, Outputs)
+    assert [item.text for item in reply.lines] == ["hello"]
+
+
+# --- events ---------------------------------------------------------------------------------------------------
+
+
+async def follow(door: Door, after: int, seen: list[Envelope]) -> None:
+    async for envelope in door.follow(after):
+        seen.append(envelope)
+
+
+async def test_a_follower_sees_the_past_and_then_each_event_once(desk: Desk) -> None:
+    seen: list[Envelope] = []
+    late: list[Envelope] = []
+    async with anyio.create_task_group() as group:
+        group.start_soon(follow, desk.door, 0, seen)
+        await anyio.wait_all_tasks_blocked()
+        assert [envelope.sequence for envelope in seen] == [1, 2]
+        group.start_soon(follow, desk.door, 1, late)
+        for number in range(1500):  # more than is read at a time, while nobody reads
+            desk.books.ledger.commit(InstanceReady(instance=InstanceId("x"), attempt=number))
+        await anyio.wait_all_tasks_blocked()
+        desk.books.ledger.commit(NodeLost(node=NodeId("a"), boot=BootId("boot-1"), reason="left"))
+        await anyio.wait_all_tasks_blocked()
+        group.cancel_scope.cancel()
+    assert [envelope.sequence for envelope in seen] == list(range(1, 1504))
+    assert [envelope.sequence for envelope in late] == list(range(2, 1504))
+    assert isinstance(decode_event(seen[0].body), NodeJoined)
+    assert isinstance(decode_event(seen[-1].body), NodeLost)
+
+
+# --- readiness ------------------------------------------------------------------------------------------------
+
+
+def nothing(fleet: Fleet) -> None:
+    del fleet
+
+
+def one_that_starts(fleet: Fleet) -> None:
+    fleet.starting("one")
+
+
+def one_that_failed(fleet: Fleet) -> None:
+    fleet.broken("one", retries=False)
+
+
+@pytest.mark.parametrize(
+    ("put", "reason"),
+    [
+        (nothing, "the models are: none"),
+        (one_that_starts, "no instance is ready yet"),
+        (one_that_failed, "SIGKILL"),
+    ],
+)
+async def test_what_is_not_up_is_not_ready_and_says_why(desk: Desk, put: Callable[[Fleet], None], reason: str) -> None:
+    put(desk.fleet)
+    found = await desk.door.probe("m")
+    assert not found.ready
+    assert reason in found.reason
+
+
+async def test_answers_that_get_tokens_are_proof_enough(desk: Desk) -> None:
+    desk.fleet.ready("one")
+    asked = desk.fleet.ask()
+    desk.fleet.now = time.monotonic()
+    desk.fleet.token(asked)
+    found = await desk.door.probe("m")
+    assert found.ready
+    assert found.seconds_since_token is not None
+    assert found.seconds_since_token < 5
+    assert len(desk.fleet.sent) == 1
+
+
+async def test_an_idle_model_is_asked_for_one_token_by_all_who_ask(desk: Desk) -> None:
+    desk.fleet.ready("one")
+    found: list[Readiness] = []
+
+    async def probe() -> None:
+        found.append(await desk.door.probe("m"))
+
+    async with anyio.create_task_group() as group:
+        for _ in range(3):
+            group.start_soon(probe)
+        await anyio.wait_all_tasks_blocked()
+        probed = desk.probed()
+        assert probed.request is not None
+        assert probed.request.generate.sampling.max_tokens == 1
+        desk.fleet.say(probed, Chunk(text="x", tokens=(1,)), DONE)
+    assert [item.ready for item in found] == [True] * 3
+    assert (await desk.door.probe("m")).ready
+    assert len(desk.fleet.sent) == 1
+
+
+async def test_a_probe_that_nobody_answers_says_so_and_is_made_again(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.fleet.ready("one")
+    found: list[Readiness] = []
+
+    async def probe() -> None:
+        found.append(await desk.door.probe("m"))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(probe)
+        await anyio.wait_all_tasks_blocked()
+        desk.fleet.pass_time(5.1)
+    assert not found[0].ready
+    assert "no token came from one within 5 s" in found[0].reason
+    monkeypatch.setattr(door_module, "_PROBE_LASTS_SECONDS", 0.0)
+    async with anyio.create_task_group() as group:
+        group.start_soon(probe)
+        await anyio.wait_all_tasks_blocked()
+        desk.fleet.say(desk.probed(), Refused(failure=Failure(kind="internal", message="broken")))
+    assert "broken" in found[1].reason
+    assert len(desk.fleet.sent) == 2
