@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -37,6 +38,9 @@ class LocalCluster:
     """Use as a context manager: everything is gone when it ends. All methods block.
 
     `directory` holds logs, state and sockets' addresses; `node_options` are further options of `muster worker`.
+    `address` is where the coordinator is, `http` the base URL of its HTTP API ("http://127.0.0.1:5713"), empty
+    without one. `http_port` is 0 for any free port, `None` for no HTTP; `coordinator_environment` is added to the
+    coordinator's environment.
     """
 
     def __init__(
@@ -45,15 +49,20 @@ class LocalCluster:
         nodes: Sequence[str] = ("a", "b"),
         *,
         port: int = 0,
+        http_port: int | None = 0,
         coordinator_options: Sequence[str] = (),
+        coordinator_environment: Mapping[str, str] | None = None,
         node_options: Sequence[str] = (),
         log_level: str = "info",
     ) -> None:
         self.directory = directory
         self.nodes = tuple(nodes)
         self.address = ""
+        self.http = ""
         self.members: dict[str, Member] = {}
         self._port = port
+        self._http_port = http_port
+        self._coordinator_environment = dict(coordinator_environment or {})
         self._coordinator_options = tuple(coordinator_options)
         self._node_options = tuple(node_options)
         self._log_level = log_level
@@ -84,11 +93,13 @@ class LocalCluster:
             self.wait_ready(node)
 
     def start_coordinator(self) -> Member:
-        """Start the coordinator, on the same port as before if it ran before."""
+        """Start the coordinator, on the same ports as before if it ran before."""
         port = int(self.address.rpartition(":")[2]) if self.address else self._port
-        options = ["--port", str(port), "--directory", str(self.directory / "coordinator"), *self._coordinator_options]
-        member = self._start("coordinator", ["coordinator", *options])
-        self.address = self.wait_ready("coordinator")
+        http_port = int(self.http.rpartition(":")[2]) if self.http else self._http_port
+        http = ["--no-http"] if http_port is None else ["--http-port", str(http_port)]
+        options = ["--port", str(port), "--directory", str(self.directory / "coordinator"), *http]
+        member = self._start("coordinator", ["coordinator", *options, *self._coordinator_options])
+        self.address, _, self.http = self.wait_ready("coordinator").partition("\n")
         return member
 
     def start_worker(self, node: str, *, wait: bool = True, options: Sequence[str] = ()) -> Member:
@@ -144,7 +155,8 @@ class LocalCluster:
             _bury(before)
         log = self.directory / f"{name}.log"
         with log.open("ab") as output:
-            process = _spawn([*arguments, "--ready-file", str(ready), "--log-level", self._log_level], output)
+            more = self._coordinator_environment if name == "coordinator" else {}
+            process = _spawn([*arguments, "--ready-file", str(ready), "--log-level", self._log_level], output, more)
         self.members[name] = Member(name, process, log, ready)
         return self.members[name]
 
@@ -168,7 +180,7 @@ def _bury(member: Member) -> None:
         member.process.stdin.close()
 
 
-def _spawn(arguments: list[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
+def _spawn(arguments: list[str], output: IO[bytes], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """A `muster` process of its own session: Ctrl-C in the terminal reaches only its parent, which stops it.
 
     It holds the other end of a pipe that closes however its parent ends.
@@ -178,5 +190,6 @@ def _spawn(arguments: list[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=output,
         stderr=subprocess.STDOUT,
+        env={**os.environ, **environment},
         start_new_session=True,
     )

@@ -51,6 +51,7 @@ HEIGHTS = {
     "worker": 9,
     "coordinator": 9,
     "local": 10,
+    "api": 10,
     "demo": 11,
     "bench": 11,
     "cli": 12,

@@ -72,7 +72,7 @@ async def _run(endpoint: Endpoint, function: Callable[[ControlClient], Awaitable
                             return
 
                 group.start_soon(watch)
-                await _knock(endpoint)
+                await knock(endpoint)
                 result.append(await function(client))
             group.cancel_scope.cancel()
     if received and not result:
@@ -80,8 +80,12 @@ async def _run(endpoint: Endpoint, function: Callable[[ControlClient], Awaitable
     return result[0]
 
 
-async def _knock(endpoint: Endpoint) -> None:
-    """Find out at once whether anybody listens: ZeroMQ itself would go on dialling."""
+async def knock(endpoint: Endpoint) -> None:
+    """Find out at once whether anybody listens: ZeroMQ itself would go on dialling.
+
+    Raises:
+        UnreachableError: nobody does.
+    """
     try:
         with anyio.fail_after(CONNECT_SECONDS):
             stream = await anyio.connect_tcp(endpoint.host, endpoint.port)

@@ -12,6 +12,7 @@ import anyio.abc
 import msgspec
 from loguru import logger
 
+from muster.api.settings import ApiSettings
 from muster.bus import Endpoint
 from muster.cli.errors import bare_errors
 from muster.coordinator.service import Coordinator, CoordinatorSettings
@@ -62,29 +63,65 @@ async def until_told(attendance: Attendance, stop: Callable[[], None]) -> None:
                 return
 
 
-async def run_coordinator(settings: CoordinatorSettings, attendance: Attendance) -> None:
-    """Serve as the coordinator until told to stop."""
+async def run_coordinator(settings: CoordinatorSettings, attendance: Attendance, api: ApiSettings | None) -> None:
+    """Serve as the coordinator until told to stop, over HTTP too where there are settings for it.
+
+    Raises:
+        PortError: a port is taken, or a host is no address of this machine.
+    """
     coordinator = Coordinator(settings)
     stop = anyio.Event()
     with bare_errors():
         async with anyio.create_task_group() as group:
             group.start_soon(until_told, attendance, stop.set)
-            await _serve(coordinator, settings, attendance, group)
-            await stop.wait()
+            control: int = await group.start(coordinator.run)
+            logger.info("coordinator on {}:{}, log in {}", settings.host, control, settings.directory)
+            # Ends before the coordinator does: requests under way still have somebody to cancel them.
+            async with anyio.create_task_group() as front:
+                http = None if api is None else await _serve_http(coordinator, api, front)
+                _announce(settings.host, control, api, http, attendance)
+                await stop.wait()
+                front.cancel_scope.cancel()
             group.cancel_scope.cancel()
 
 
-async def _serve(
-    coordinator: Coordinator, settings: CoordinatorSettings, attendance: Attendance, group: anyio.abc.TaskGroup
-) -> None:
-    """Start the coordinator in `group`, and say where it is."""
-    control = await group.start(coordinator.run)
-    logger.info("coordinator on {}:{}, log in {}", settings.host, control, settings.directory)
-    if settings.host == "0.0.0.0":
+async def _serve_http(coordinator: Coordinator, api: ApiSettings, group: anyio.abc.TaskGroup) -> int:
+    """Start the HTTP API in `group`; answers its port."""
+    from muster.api.server import HttpServer
+
+    return await group.start(HttpServer(coordinator.door, api).run)
+
+
+def _announce(host: str, control: int, api: ApiSettings | None, http: int | None, attendance: Attendance) -> None:
+    """Say where the coordinator is: the ready file has its address, and in a second line the URL of the HTTP API."""
+    lines = [Endpoint(reachable(host), control).url]
+    if host == "0.0.0.0":
         logger.warning("whoever reaches port {} may use this cluster: keep it inside a trusted network", control)
+    if api is not None and http is not None:
+        lines.append(http_url(api.host, http))
+        logger.info("HTTP API on {}", lines[-1])
+        if not is_loopback(api.host) and api.api_key is None:
+            logger.warning(
+                "whoever reaches port {} may use this cluster: keep it inside a trusted network, or set --api-key", http
+            )
     if attendance.ready_file is not None:
-        host = "127.0.0.1" if settings.host == "0.0.0.0" else settings.host
-        publish_ready(attendance.ready_file, Endpoint(host, control).url)
+        publish_ready(attendance.ready_file, "\n".join(lines))
+
+
+def reachable(host: str) -> str:
+    """An address at which this machine reaches what listens on `host`."""
+    return {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "*": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def http_url(host: str, port: int) -> str:
+    """The base URL of an HTTP API that listens on `host`."""
+    name = reachable(host)
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens on `host`."""
+    return host in {"localhost", "::1"} or host.startswith("127.")
 
 
 async def run_worker(settings: WorkerSettings, attendance: Attendance) -> None:

@@ -10,11 +10,31 @@ from typing import Annotated
 import typer
 
 from muster import paths
+from muster.api.settings import ApiSettings
 from muster.cli.options import check_positive, parse_choice
 from muster.errors import RequestError
 
+#: The HTTP API's port is so far above the control port.
+_HTTP_OFFSET = 3
+_LAST_PORT = 65_535 - _HTTP_OFFSET
+
 LogLevel = Annotated[str, typer.Option(help="trace, debug, info, warning or error.")]
 StopWithStdin = Annotated[bool, typer.Option(help="Stop when standard input ends.", hidden=True)]
+HttpPort = Annotated[
+    int | None,
+    typer.Option(help="Port of the HTTP API; by default the control port + 3. 0: any free.", min=0, max=65_535),
+]
+HttpHost = Annotated[
+    str | None, typer.Option(help="Address of the HTTP API; by default that of --host. 0.0.0.0 for all.")
+]
+HttpName = Annotated[
+    list[str] | None, typer.Option(help="A further name that clients reach the HTTP API by; again for each.")
+]
+NoHttp = Annotated[bool, typer.Option("--no-http", help="Serve no HTTP API.")]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(help="Key that HTTP clients must send.", envvar="MUSTER_API_KEY", show_envvar=True),
+]
 ReadyFile = Annotated[Path | None, typer.Option(help="Written once the process is up.", hidden=True)]
 
 
@@ -27,7 +47,14 @@ def register(app: typer.Typer) -> None:
 
 def up(
     nodes: Annotated[int, typer.Option(help="Workers to start.", metavar="N")] = 2,
-    port: Annotated[int, typer.Option(help="Control port; the next two are used too. 0: any free.")] = 5710,
+    port: Annotated[
+        int, typer.Option(help="Control port; the next two, and for HTTP the third, are used too. 0: any free.")
+    ] = 5710,
+    http_port: HttpPort = None,
+    http_host: Annotated[str, typer.Option(help="Address of the HTTP API; 0.0.0.0 for all.")] = "127.0.0.1",
+    http_name: HttpName = None,
+    no_http: NoHttp = False,
+    api_key: ApiKey = None,
     directory: Annotated[
         Path | None, typer.Option(help="Where event log, state and logs are; by default in muster's own.")
     ] = None,
@@ -46,14 +73,15 @@ def up(
     check_positive("--lease", lease)
     if not 1 <= nodes <= 64:
         raise RequestError(f"--nodes is {nodes}", remedy="Give the number of workers to start, 1 to 64.")
-    if not 0 <= port <= 65_533:
-        raise RequestError(f"--port is {port}", remedy="Give 1 to 65533, or 0 for any free port.")
+    if not 0 <= port <= _LAST_PORT:
+        raise RequestError(f"--port is {port}", remedy=f"Give 1 to {_LAST_PORT}, or 0 for any free port.")
     if not 0 <= pool <= 64:
         raise RequestError(f"--pool is {pool}", remedy="Give 0 to 64 warm runners for each worker.")
     parse_choice("--log-level", log_level, ("trace", "debug", "info", "warning", "error"))
     settings = UpSettings(
         nodes=nodes,
         port=port,
+        http=None if no_http else _api_settings(http_host, _http_port(http_port, port), http_name, api_key),
         directory=directory or paths.home() / "up",
         pool=pool,
         heartbeat_seconds=heartbeat,
@@ -68,6 +96,11 @@ def coordinator(
     port: Annotated[
         int, typer.Option(help="Control port; events and generation take the next two. 0: any free.")
     ] = 5710,
+    http_port: HttpPort = None,
+    http_host: HttpHost = None,
+    http_name: HttpName = None,
+    no_http: NoHttp = False,
+    api_key: ApiKey = None,
     directory: Annotated[Path | None, typer.Option(help="Where the event log is.")] = None,
     heartbeat: Annotated[float, typer.Option(help="Seconds between heartbeats.", min=0.05, max=60)] = 1.0,
     lease: Annotated[float, typer.Option(help="Seconds of silence that make a node lost.", min=0.2, max=3600)] = 5.0,
@@ -91,7 +124,8 @@ def coordinator(
         generation_port=port + 2 if port else 0,
         clocks=Settings(heartbeat_seconds=heartbeat, lease_seconds=max(lease, 2 * heartbeat)),
     )
-    anyio.run(run_coordinator, settings, Attendance(ready_file=ready_file, stop_with_stdin=stop_with_stdin))
+    api = None if no_http else _api_settings(http_host or host, _http_port(http_port, port), http_name, api_key)
+    anyio.run(run_coordinator, settings, Attendance(ready_file=ready_file, stop_with_stdin=stop_with_stdin), api)
 
 
 def worker(
@@ -133,3 +167,22 @@ def worker(
         pool=PoolSettings(size=pool, memory_bytes=int(pool_memory * 2**30)),
     )
     anyio.run(run_worker, settings, Attendance(ready_file=ready_file, stop_with_stdin=stop_with_stdin))
+
+
+def _http_port(chosen: int | None, control_port: int) -> int:
+    """The port of the HTTP API, 0 for any free one."""
+    if chosen is not None:
+        return chosen
+    if control_port > _LAST_PORT:
+        raise RequestError(
+            f"--port is {control_port}, and the HTTP API's would be {control_port + _HTTP_OFFSET}",
+            remedy="Give --http-port, or --no-http",
+        )
+    return control_port + _HTTP_OFFSET if control_port else 0
+
+
+def _api_settings(host: str, port: int, names: list[str] | None, key: str | None) -> ApiSettings:
+    try:
+        return ApiSettings(host=host, port=port, api_key=key, names=tuple(names or ()))
+    except ValueError as error:
+        raise RequestError(str(error), remedy="See --api-key and MUSTER_API_KEY.") from error

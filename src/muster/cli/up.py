@@ -14,6 +14,7 @@ from types import FrameType
 import msgspec
 import psutil
 
+from muster.api.settings import ApiSettings
 from muster.cli.render import exit_text
 from muster.errors import MusterError, PortError, UnreachableError
 from muster.local import LocalCluster, Member
@@ -21,6 +22,7 @@ from muster.local import LocalCluster, Member
 _POLL_SECONDS = 0.1
 #: What instances may use of the machine, as for a single worker.
 _MEMORY_SHARE = 0.9
+_PURPOSES = ("control", "events", "generation")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -29,6 +31,7 @@ class UpSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     nodes: int
     port: int
+    http: ApiSettings | None
     directory: Path
     pool: int
     heartbeat_seconds: float
@@ -94,6 +97,7 @@ class _Cluster(LocalCluster):
         nodes: Sequence[str],
         *,
         port: int,
+        http: ApiSettings | None,
         coordinator_options: Sequence[str],
         node_options: Sequence[str],
         log_level: str,
@@ -102,7 +106,10 @@ class _Cluster(LocalCluster):
             directory,
             nodes,
             port=port,
-            coordinator_options=coordinator_options,
+            http_port=None if http is None else http.port,
+            coordinator_options=[*coordinator_options, *_http_options(http)],
+            # Not on the command line, which everybody on this machine can read.
+            coordinator_environment={} if http is None or http.api_key is None else {"MUSTER_API_KEY": http.api_key},
             node_options=node_options,
             log_level=log_level,
         )
@@ -146,7 +153,7 @@ def run_up(settings: UpSettings) -> int:
         MusterError: a process did not come up.
         MemberEndedError: one ended by itself.
     """
-    _check_ports(settings.port)
+    _check_ports(settings.port, settings.http)
     names = [f"n{number}" for number in range(1, settings.nodes + 1)]
     memory_gib = psutil.virtual_memory().total * _MEMORY_SHARE / settings.nodes / 2**30
     stop = _Stop()
@@ -155,6 +162,7 @@ def run_up(settings: UpSettings) -> int:
         settings.directory,
         names,
         port=settings.port,
+        http=settings.http,
         coordinator_options=["--heartbeat", str(settings.heartbeat_seconds), "--lease", str(settings.lease_seconds)],
         node_options=["--memory", f"{memory_gib:.3f}", "--pool", str(settings.pool)],
         log_level=settings.log_level,
@@ -178,11 +186,19 @@ def run_up(settings: UpSettings) -> int:
     return 0
 
 
+def _http_options(http: ApiSettings | None) -> list[str]:
+    if http is None:
+        return []
+    return ["--http-host", http.host, *(option for name in http.names for option in ("--http-name", name))]
+
+
 def _greet(cluster: LocalCluster, names: list[str]) -> None:
     address = cluster.address.removeprefix("tcp://")
     default = address == "127.0.0.1:5710"
     option = "" if default else f" --coordinator {address}"
     sys.stdout.write(f"coordinator on {address}, nodes {', '.join(names)}, files in {cluster.directory}\n")
+    if cluster.http:
+        sys.stdout.write(f"HTTP API on {cluster.http}, for OpenAI's clients {cluster.http}/v1\n")
     sys.stdout.write(f"next, in another terminal:  muster create MODEL --ranks {len(names)} --wait{option}\n")
     sys.stdout.write("Ctrl-C stops everything.\n")
     sys.stdout.flush()
@@ -201,17 +217,21 @@ def _attend(cluster: LocalCluster, tails: _Tails, stop: threading.Event) -> None
                 )
 
 
-def _check_ports(port: int) -> None:
-    """Raises `PortError` before anything is started if one of the three is taken."""
-    for number, purpose in enumerate(("control", "events", "generation")) if port else ():
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port + number))
-            except OSError as error:
-                reason = (error.strerror or str(error)).lower()
-                raise PortError(
-                    f"port {port + number} (for {purpose}) on 127.0.0.1 cannot be had: {reason}",
-                    remedy="A `muster up` or `muster coordinator` may be running already; else choose another --port, "
-                    "which takes the next two as well.",
-                ) from error
+def _check_ports(port: int, http: ApiSettings | None) -> None:
+    """Raises `PortError` before anything is started if one of the ports is taken."""
+    wanted = [("127.0.0.1", port + number, purpose) for number, purpose in enumerate(_PURPOSES)] if port else []
+    if http is not None and http.port:
+        wanted.append((http.host, http.port, "HTTP"))
+    for host, number, purpose in wanted:
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            other = "--http-port" if purpose == "HTTP" else "--port, which takes the next two as well"
+            raise PortError(
+                f"port {number} (for {purpose}) on {host} cannot be had: {reason}",
+                remedy=f"A `muster up` or `muster coordinator` may be running already; else choose another {other}.",
+            ) from error
