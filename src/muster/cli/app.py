@@ -12,9 +12,11 @@ import typer
 from muster import __version__
 from muster.cli import (
     bench_commands,
+    chat_commands,
     demo_commands,
     instance_commands,
     look_commands,
+    model_commands,
     run_commands,
     serve_commands,
 )
@@ -59,7 +61,16 @@ def _options(
     del version  # its callback has ended the command
 
 
-for _commands in (serve_commands, instance_commands, run_commands, look_commands, bench_commands, demo_commands):
+for _commands in (
+    model_commands,
+    serve_commands,
+    instance_commands,
+    run_commands,
+    chat_commands,
+    look_commands,
+    bench_commands,
+    demo_commands,
+):
     _commands.register(app)
 
 

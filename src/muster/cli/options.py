@@ -46,6 +46,14 @@ InstanceArgument = Annotated[
         help="Its id, its name, or the beginning of its id.", metavar="INSTANCE", autocompletion=_complete_instance
     ),
 ]
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(
+        help="A served model, or an instance's id or name; needed where there are several and nobody can be asked.",
+        metavar="[INSTANCE]",
+        autocompletion=_complete_instance,
+    ),
+]
 InstancesArgument = Annotated[
     list[str] | None,
     typer.Argument(
