@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-fast lint types bench venv format check clean
+.PHONY: demo test test-fast lint types bench bench-serve venv format check clean
 
 demo: venv  ## a coordinator, two workers, two instances at once, an answer, a trace, nothing left
 	$(BIN)/muster demo
@@ -24,6 +24,9 @@ types: venv  ## basedpyright, strict
 
 bench: venv  ## how fast groups form, beside mlx.launch
 	$(BIN)/muster bench formation
+
+bench-serve: venv  ## how fast models answer over HTTP, beside mlx_lm.server; a quarter of an hour
+	$(BIN)/muster bench serve --output bench-serve.json
 
 check: lint types test  ## what CI runs
 

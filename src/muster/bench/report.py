@@ -41,7 +41,29 @@ class ShareOfPeer(msgspec.Struct, frozen=True, kw_only=True):
         return f"≤ 1/{self.divisor:g}"
 
 
-Bar = AtMost | AtLeast | ShareOfPeer
+class AtLeastTimesPeer(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds where muster's value is at least `factor` times the peer's: for speeds."""
+
+    factor: float
+
+    @property
+    def text(self) -> str:
+        """The bar as the issue states it: "≥ 1.2x"."""
+        return f"≥ {self.factor:g}x"
+
+
+class AtMostTimesPeer(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds where muster's value is at most `factor` times the peer's: for times."""
+
+    factor: float
+
+    @property
+    def text(self) -> str:
+        """The bar as the issue states it: "≤ 0.8x"."""
+        return f"≤ {self.factor:g}x"
+
+
+Bar = AtMost | AtLeast | ShareOfPeer | AtLeastTimesPeer | AtMostTimesPeer
 
 
 def holds(bar: Bar, muster: float | None, ratio: float | None) -> bool | None:
@@ -53,11 +75,18 @@ def holds(bar: Bar, muster: float | None, ratio: float | None) -> bool | None:
             return None if muster is None else muster >= limit
         case ShareOfPeer(divisor=divisor):
             return None if ratio is None else ratio <= 1 / divisor
+        case AtLeastTimesPeer(factor=factor):
+            return None if ratio is None else ratio >= factor
+        case AtMostTimesPeer(factor=factor):
+            return None if ratio is None else ratio <= factor
         case _:
             assert_never(bar)
 
 
 # --- the shape ----------------------------------------------------------------------------------------------
+
+#: In a figure's name, what it stands beside comes after this.
+BESIDE = ", beside "
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,11 +114,12 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a benchmark found."""
+    """All that a benchmark found. `notes` are sentences about how."""
 
     machine: Machine
     figures: tuple[Figure, ...]
     rounds: tuple[Round, ...]
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """The report as indented JSON."""
@@ -144,11 +174,13 @@ def render(report: Report) -> RenderableType:
             one.name,
             amount(one.muster, one.unit),
             "" if one.peer is None else amount(one.peer, one.unit),
-            share(one.ratio),
+            times(one.ratio) if one.unit == "tokens/s" or (one.bar or "").endswith("x") else share(one.ratio),
             one.bar or "",
             _verdict(one),
         )
-    return Group(Text(report.machine.sentence(), style="dim"), table, *_peers(report.figures), *_budgets(report.rounds))
+    notes = [Text(note, style="dim") for note in report.notes]
+    head = Text(report.machine.sentence(), style="dim")
+    return Group(head, *notes, table, *_peers(report.figures), *_budgets(report.rounds))
 
 
 def amount(value: float | None, unit: str) -> str:
@@ -157,7 +189,7 @@ def amount(value: float | None, unit: str) -> str:
         return "-"
     if unit == "s":
         return f"{value:.2f} s" if value >= 1 else f"{value * 1000:.1f} ms"
-    number = f"{value:.0f}" if value == int(value) else f"{value:.2f}"
+    number = f"{value:.0f}" if value == int(value) or value >= 100 else f"{value:.2f}"
     return f"{number} {unit}".rstrip()
 
 
@@ -166,6 +198,11 @@ def share(ratio: float | None) -> str:
     if ratio is None:
         return ""
     return f"1/{1 / ratio:.1f}" if 0 < ratio < 1 else f"{ratio:.2f}"
+
+
+def times(ratio: float | None) -> str:
+    """A ratio as the bars in times have it: "1.24x"."""
+    return "" if ratio is None else f"{ratio:.2f}x"
 
 
 def _verdict(one: Figure) -> Text:
@@ -179,7 +216,12 @@ def _verdict(one: Figure) -> Text:
 
 
 def _peers(figures: Sequence[Figure]) -> list[RenderableType]:
-    return [Text(f"peer of {one.name}: {one.peer_name}", style="dim") for one in figures if one.peer_name is not None]
+    """A line for each figure whose name does not say what it stands beside."""
+    return [
+        Text(f"peer of {one.name}: {one.peer_name}", style="dim")
+        for one in figures
+        if one.peer_name is not None and BESIDE not in one.name
+    ]
 
 
 def _budgets(rounds: Sequence[Round]) -> list[RenderableType]:

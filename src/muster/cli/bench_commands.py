@@ -1,12 +1,24 @@
-"""The commands that measure: `bench formation`."""
+"""The commands that measure: `bench formation` and `bench serve`."""
 
 from __future__ import annotations
 
+import signal
 import tempfile
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
+
+from muster.cli.options import parse_choice
+
+if TYPE_CHECKING:
+    from muster.bench.report import Report
+
+#: As `muster.bench.samples.PARTS`, which `muster --help` need not import.
+_SERVE_PARTS = ("throughput", "latency", "start", "idle", "soak", "prefix")
+
+T = TypeVar("T")
 
 
 def register(app: typer.Typer) -> None:
@@ -16,13 +28,9 @@ def register(app: typer.Typer) -> None:
         help="Measure muster beside its peers, on a cluster of its own. Exits 0 whether or not the bars hold.",
         no_args_is_help=True,
     )
-    bench.callback()(_group)
     bench.command("formation")(formation)
+    bench.command("serve")(serve)
     app.add_typer(bench)
-
-
-def _group() -> None:
-    """Keeps the sub-command's name while there is only one."""
 
 
 def formation(
@@ -31,20 +39,90 @@ def formation(
     quick: Annotated[bool, typer.Option("--quick", help="Two rounds of everything: to see that it works.")] = False,
 ) -> None:
     """How fast groups come up, beside mlx.launch; what 20 at once leave behind; what an idle one costs."""
+    from muster.bench.formation import QUICK, FormationSettings, measure
+
+    settings = QUICK if quick else FormationSettings(rounds=rounds)
+    _report(lambda directory, say: measure(settings, directory, say), json=json, output=None)
+
+
+def serve(
+    rounds: Annotated[int, typer.Option(help="Times that each server is started.", min=1, max=100)] = 3,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Only this part; again for more. One of: {', '.join(_SERVE_PARTS)}.", metavar="PART"),
+    ] = None,
+    soak_seconds: Annotated[float, typer.Option(help="How long 200 clients ask.", min=1, max=86_400)] = 120.0,
+    output: Annotated[Path | None, typer.Option(help="Write the report to this file, too, as JSON.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A little of everything: to see that it works.")] = False,
+) -> None:
+    """How fast models answer over HTTP, beside mlx_lm.server on one rank and on two, and what it costs.
+
+    The models are made on the spot: one of 1 M parameters, where overhead is everything, and one of 7 M. All servers
+    get the same files, prompts and environment, one after the other; speeds are medians of the rounds.
+    """
+    import msgspec
+
+    from muster.bench.serving import QUICK, ServingSettings, measure
+
+    for part in only or ():
+        parse_choice("--only", part, _SERVE_PARTS)
+    settings = QUICK if quick else ServingSettings(rounds=rounds)
+    if only:
+        chosen = tuple(part for part in settings.parts if part in only)
+        settings = msgspec.structs.replace(settings, parts=chosen)
+    if not quick:
+        settings = msgspec.structs.replace(settings, soak=msgspec.structs.replace(settings.soak, seconds=soak_seconds))
+    _report(lambda directory, say: measure(settings, directory, say), json=json, output=output)
+
+
+def _report(
+    measure: Callable[[Path, Callable[[str], None]], Awaitable[Report]], *, json: bool, output: Path | None
+) -> None:
+    """Measure in a directory of its own and print what was found. A signal ends it, and leaves nothing behind.
+
+    Raises:
+        InterruptedBySignalError: a signal came.
+    """
     import anyio
     from rich.console import Console
 
-    from muster.bench.formation import QUICK, FormationSettings, measure
     from muster.bench.report import render
     from muster.cli.processes import configure_logs
 
     configure_logs("warning")
-    settings = QUICK if quick else FormationSettings(rounds=rounds)
     progress = Console(stderr=True)
     # The addresses of sockets are short, so the directory has to be, too.
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as directory, progress.status("") as status:
-        report = anyio.run(measure, settings, Path(directory), status.update)
+        report = anyio.run(_stoppable, lambda: measure(Path(directory), status.update))
+    if output is not None:
+        output.write_text(report.to_json() + "\n")
     if json:
         typer.echo(report.to_json())
     else:
         Console().print(render(report))
+
+
+async def _stoppable(work: Callable[[], Awaitable[T]]) -> T:
+    """Run it to its end, or until a signal cancels it."""
+    import anyio
+
+    from muster.cli.errors import InterruptedBySignalError, bare_errors
+
+    received: list[int] = []
+    result: list[T] = []
+    with bare_errors():
+        async with anyio.create_task_group() as group:
+
+            async def watch() -> None:
+                with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+                    async for number in signals:
+                        received.append(number)
+                        group.cancel_scope.cancel()
+
+            group.start_soon(watch)
+            result.append(await work())
+            group.cancel_scope.cancel()
+    if not result:
+        raise InterruptedBySignalError(received[0])
+    return result[0]

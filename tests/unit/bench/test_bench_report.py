@@ -11,7 +11,9 @@ from rich.console import Console
 from muster.bench.machine import Machine, cpu_model
 from muster.bench.report import (
     AtLeast,
+    AtLeastTimesPeer,
     AtMost,
+    AtMostTimesPeer,
     Bar,
     Report,
     Round,
@@ -50,6 +52,12 @@ MACHINE = Machine(
         (ShareOfPeer(divisor=10), 0.1, 0.1, True),
         (ShareOfPeer(divisor=10), 0.1, 0.11, False),
         (ShareOfPeer(divisor=10), 0.1, None, None),
+        (AtLeastTimesPeer(factor=1.2), 12.0, 1.2, True),
+        (AtLeastTimesPeer(factor=1.2), 12.0, 1.19, False),
+        (AtLeastTimesPeer(factor=1.2), 12.0, None, None),
+        (AtMostTimesPeer(factor=0.8), 0.1, 0.8, True),
+        (AtMostTimesPeer(factor=0.8), 0.1, 0.81, False),
+        (AtMostTimesPeer(factor=0.8), 0.1, None, None),
     ],
 )
 def test_a_bar_holds_up_to_its_limit_and_is_open_without_a_value(
@@ -71,7 +79,7 @@ def test_a_figure_without_a_peer_has_no_ratio_and_one_without_a_bar_no_judgement
 def test_the_json_has_the_shape_that_every_benchmark_prints() -> None:
     report = Report(machine=MACHINE, figures=(figure("f", "s", 1.0),), rounds=(Round(name="r", number=1, unit="s"),))
     shape = json.loads(report.to_json())
-    assert list(shape) == ["machine", "figures", "rounds"]
+    assert list(shape) == ["machine", "figures", "rounds", "notes"]
     assert list(shape["figures"][0]) == ["name", "unit", "muster", "peer", "peer_name", "ratio", "bar", "holds"]
     assert shape["figures"][0]["peer"] is None
     assert shape["machine"]["cores"] == 2
@@ -120,3 +128,16 @@ def test_the_table_tells_held_bars_from_missed_and_open_ones() -> None:
 def test_the_cpu_is_the_first_that_the_list_names() -> None:
     assert cpu_model("processor\t: 0\nmodel name\t: A: B\nmodel name\t: C\n") == "A: B"
     assert cpu_model("processor : 0\n") is None
+
+
+def test_speeds_are_compared_in_times_and_a_peer_that_the_name_tells_is_not_told_again() -> None:
+    rows = (
+        figure("8 streams, beside server", "tokens/s", 600, peer=400, peer_name="s", bar=AtLeastTimesPeer(factor=1.3)),
+        figure("first token, beside server", "s", 0.04, peer=0.05, peer_name="s", bar=AtMostTimesPeer(factor=0.8)),
+    )
+    text = io.StringIO()
+    report = Report(machine=MACHINE, figures=rows, rounds=(), notes=("server: one",))
+    Console(file=text, width=200).print(render(report))
+    shown = text.getvalue()
+    assert "1.50x" in shown and "≥ 1.3x" in shown and "0.80x" in shown
+    assert "server: one" in shown and "peer of" not in shown
