@@ -25,6 +25,14 @@ _STOP_SECONDS = 15.0
 _POLL_SECONDS = 0.02
 
 
+class Reached(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a coordinator is reached, as its ready file says: control endpoint, HTTP base URL, generation port."""
+
+    control: str
+    http: str = ""
+    generation_port: int = 0
+
+
 class Member(msgspec.Struct):
     """One process of a local cluster. Its log is in `log`; `ready` appears when it is up."""
 
@@ -59,6 +67,7 @@ class LocalCluster:
         self.nodes = tuple(nodes)
         self.address = ""
         self.http = ""
+        self._generation_port = 0
         self.members: dict[str, Member] = {}
         self._port = port
         self._http_port = http_port
@@ -98,8 +107,11 @@ class LocalCluster:
         http_port = int(self.http.rpartition(":")[2]) if self.http else self._http_port
         http = ["--no-http"] if http_port is None else ["--http-port", str(http_port)]
         options = ["--port", str(port), "--directory", str(self.directory / "coordinator"), *http]
+        if self._generation_port:  # runners of ready instances dial it again
+            options += ["--generation-port", str(self._generation_port)]
         member = self._start("coordinator", ["coordinator", *options, *self._coordinator_options])
-        self.address, _, self.http = self.wait_ready("coordinator").partition("\n")
+        reached = msgspec.json.decode(self.wait_ready("coordinator"), type=Reached)
+        self.address, self.http, self._generation_port = reached.control, reached.http, reached.generation_port
         return member
 
     def start_worker(self, node: str, *, wait: bool = True, options: Sequence[str] = ()) -> Member:

@@ -197,6 +197,7 @@ class Welcome(Reply, frozen=True, kw_only=True, tag="welcome"):
     state: msgspec.Raw
     events_port: int
     generation_port: int
+    http_port: int | None = None
     heartbeat_seconds: float
     lease_seconds: float
 

@@ -13,8 +13,9 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 #: Most alternatives of a token that a request may ask for.
 MAX_TOP_LOGPROBS = 20
-#: Most stop strings of one request.
+#: Most stop strings of one request, and characters of each.
 MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 1000
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +110,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             _within(f"logit_bias[{token}]", bias, -1000.0, 1000.0)
         if len(self.stop) > MAX_STOPS:
             raise ValueError(f"stop has {len(self.stop)} strings; it may have {MAX_STOPS}")
+        for index, text in enumerate(self.stop):
+            if len(text) > MAX_STOP_CHARACTERS:
+                raise ValueError(f"stop[{index}] has {len(text)} characters; it may have {MAX_STOP_CHARACTERS}")
         if "" in self.stop:
             raise ValueError("stop has an empty string; every answer would end at once")
         _within("top_logprobs", self.top_logprobs, 0, MAX_TOP_LOGPROBS)

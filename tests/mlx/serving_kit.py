@@ -17,12 +17,13 @@ from muster.model.load import LoadedModel, load_shard
 from muster.model.plan import Supports, plan
 from muster.model.request import PreparedRequest, prepare
 from muster.protocol import AnyPiece, Chunk, Done, Generate, Refused
-from muster.rank_protocol import Ask, Cancel, FromRank, Pieces, Prepare, StepFrame, Stop
+from muster.rank_protocol import AnyStep, Ask, Cancel, FromRank, Pieces, Prepare, StepFrame, Stop
 from muster.runner.context import RankContext
 from muster.runner.frames import HEADER_BYTES, Channel, encode_frame, frame_length
 from muster.runner.line import GenerationLine
 from muster.runner.preparing import Preparer
 from muster.runner.serving import Serving
+from muster.runner.steps import StepSource
 from muster.sampling import SamplingParams
 from muster.spec import InstanceId, ModelWorkload
 
@@ -46,8 +47,11 @@ class Server:
         chunk: int = 8,
         cache_bytes: int = 0,
         prepare_request: Callable[[LoadedModel, Generate], PreparedRequest] = prepare,
+        followed: bool = False,
     ) -> None:
         self._path = path
+        self._followed = followed
+        self.steps: list[AnyStep] = []  #: what the other ranks were told, where it is `followed`
         self._bounds = {
             "max_sequences": sequences,
             "prefill_chunk_tokens": chunk,
@@ -93,12 +97,25 @@ class Server:
             self.line = GenerationLine(self._context, rank.prepare.generation, InstanceId("one"), 1)
             chunk: int = self._bounds["prefill_chunk_tokens"]
             preparer = Preparer(loaded, self._prepare_request)
-            serving = Serving(rank, loaded, self.batch, self.line, None, chunk_tokens=chunk, preparer=preparer)
+            steps = self._source() if self._followed else None
+            serving = Serving(rank, loaded, self.batch, self.line, steps, chunk_tokens=chunk, preparer=preparer)
             self._up.set()
             self.code = serving.run()
         except BaseException as error:
             self.error = error
             self._up.set()
+
+    def _source(self) -> StepSource:
+        """Steps that nobody joins, kept."""
+        source = StepSource(self._context, "127.0.0.1", InstanceId("one"), 1)
+        send = source.send
+
+        def keep(step: AnyStep) -> None:
+            self.steps.append(step)
+            send(step)
+
+        source.send = keep
+        return source
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -16,6 +16,7 @@ from muster.model.answer import Answer
 from muster.model.load import LoadedModel
 from muster.model.request import PreparedRequest, prepare
 from muster.protocol import Chunk, Generate, Prefilled, Started
+from muster.rank_protocol import Step
 
 pytestmark = pytest.mark.mlx
 
@@ -82,6 +83,57 @@ def test_a_step_s_tokens_travel_in_one_message(path: Path) -> None:
         server.messages.clear()
         server.until(lambda: len(server.messages) >= 10)
         assert all(len({piece.request for piece in message}) == 4 for message in server.messages)
+
+
+def test_text_waits_for_more_of_it_but_the_first_and_the_end_do_not(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(muster.runner.serving, "_FLUSH_SECONDS", DEADLINE_SECONDS)
+    with Server(path) as server:
+        number = server.ask(of(b"A", 40, logit_bias={END: -100.0}))
+        done = server.end_of(number)
+        sizes = [sum(isinstance(piece.reply, Chunk) for piece in message) for message in server.messages]
+        assert done.completion_tokens == 40
+        # The start, the first token, then all the others with the end.
+        assert [size for size in sizes if size] == [1, 39]
+
+
+def test_text_travels_at_once_where_it_is_not_to_wait(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(muster.runner.serving, "_FLUSH_SECONDS", 0.0)
+    with Server(path) as server:
+        number = server.ask(of(b"A", 40, logit_bias={END: -100.0}))
+        server.end_of(number)
+        assert sum(any(isinstance(piece.reply, Chunk) for piece in message) for message in server.messages) == 40
+
+
+def test_a_step_holds_several_passes_while_nothing_is_to_change(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(muster.runner.serving, "_STEP_SECONDS", DEADLINE_SECONDS)
+    with Server(path, followed=True) as server:
+        first = server.ask(endless(b"A"))
+        server.until_reply(first, Chunk)
+        alone = len(server.steps)
+        server.until(lambda: len(server.steps) >= alone + 5)
+        second = server.ask(of(b"Say it in order, and slowly.", 9))
+        done = server.end_of(second)
+        server.cancel(first)
+        server.end_of(first)
+        steps = [step for step in server.steps if isinstance(step, Step)]
+    assert max(step.passes for step in steps) == 8
+    entered = next(step for step in steps[1:] if step.admit)
+    assert entered.passes == 1
+    # A chunk of the prompt is a step of its own.
+    assert all(step.passes == 1 for step in steps[steps.index(entered) :][:3])
+    assert done.completion_tokens == 9
+    assert [step.step for step in steps] == list(range(1, len(steps) + 1))
+
+
+def test_slow_passes_are_steps_of_their_own(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(muster.runner.serving, "_STEP_SECONDS", 0.0)
+    with Server(path, followed=True) as server:
+        server.end_of(server.ask(of(b"A", 30, logit_bias={END: -100.0})))
+        steps = [step for step in server.steps if isinstance(step, Step)]
+    assert len(steps) >= 30
+    assert {step.passes for step in steps} == {1}
 
 
 def test_ids_come_back_as_text(path: Path) -> None:

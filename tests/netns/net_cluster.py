@@ -18,7 +18,20 @@ from bed import Bed
 from muster.bus import parse_endpoint
 from muster.events import Envelope, Event, Unknown, decode_envelope
 from muster.local import LocalCluster, Member
-from muster.protocol import AnyReply, AnyRequest, Chunk, Create, Created, Delete, Found, Generate, Get, Query, Snapshot
+from muster.protocol import (
+    AnyReply,
+    AnyRequest,
+    Chunk,
+    Create,
+    Created,
+    Delete,
+    Done,
+    Found,
+    Generate,
+    Get,
+    Query,
+    Snapshot,
+)
 from muster.sampling import Message
 from muster.spec import Deadlines, GroupWorkload, InstanceId, InstanceSpec, NodeId
 from muster.state import Broken, Instance, Rank, Running, State, all_gone
@@ -180,7 +193,7 @@ class NetClient:
     def ask(self, instance: InstanceId, messages: Sequence[Message]) -> str:
         """What a model answers."""
         replies = self.call(Generate(instance=instance, messages=tuple(messages)))
-        assert all(isinstance(reply, Chunk) for reply in replies[:-1]), replies
+        assert isinstance(replies[-1], Done), replies
         return "".join(reply.text for reply in replies if isinstance(reply, Chunk))
 
     # --- waiting --------------------------------------------------------------------------------------------

@@ -94,3 +94,9 @@ def test_everything_survives_the_wire() -> None:
 def test_a_chat_message_has_a_known_role() -> None:
     with pytest.raises(msgspec.ValidationError, match="role"):
         msgspec.json.decode(b'{"role": "boss", "content": "x"}', type=Message)
+
+
+def test_a_stop_string_has_its_bound() -> None:
+    assert SamplingParams(stop=("a" * 1000,)).stop
+    with pytest.raises(ValueError, match=r"stop\[1\] has 1001 characters"):
+        SamplingParams(stop=("a", "a" * 1001))

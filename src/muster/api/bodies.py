@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
+import anyio
 import msgspec
 from starlette.requests import Request
 from starlette.types import Receive, Scope
@@ -32,11 +33,15 @@ class ClientLeftError(Exception):
     """The client went away while its request was being read."""
 
 
+#: A client that falls silent within its body does not hold what it has sent for longer.
+_BODY_SECONDS: Final = 30.0
+
+
 async def receive_body(scope: Scope, receive: Receive) -> None:
     """Read the whole body, for `body_of` and `read_body`.
 
     Raises:
-        ApiError: 413, the body is larger than `MAX_BODY_BYTES`, whether it says so or not.
+        ApiError: 413, the body is larger than `MAX_BODY_BYTES`, whether it says so or not; 408, it does not come.
         ClientLeftError: the client went away.
     """
     headers = dict(cast("list[tuple[bytes, bytes]]", scope["headers"]))
@@ -49,7 +54,12 @@ async def receive_body(scope: Scope, receive: Receive) -> None:
     size = 0
     more = True
     while more:
-        message = await receive()
+        try:
+            with anyio.fail_after(_BODY_SECONDS):
+                message = await receive()
+        except TimeoutError:
+            message = f"nothing more of the body came for {_BODY_SECONDS:g} s"
+            raise ApiError("body-too-slow", message, status=408) from None
         if message["type"] == "http.disconnect":
             raise ClientLeftError
         chunk: bytes = message.get("body", b"")

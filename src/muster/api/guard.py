@@ -64,7 +64,8 @@ def host_name(host: str) -> str:
     """The name or address in a Host header, without its port, in lower case."""
     name = host.strip().lower()
     if name.startswith("["):
-        return name[1:].partition("]")[0]
+        address, _, rest = name[1:].partition("]")
+        return address if not rest or rest.startswith(":") else name
     return name.partition(":")[0].rstrip(".")
 
 

@@ -109,7 +109,7 @@ class Endpoint:
             return
         except ApiError as error:
             response = error_response(self.dialect, error)
-            if error.status in {401, 403, 413, 415}:
+            if error.status in {401, 403, 408, 413, 415}:
                 # What is left of the body is not read.
                 response.headers["connection"] = "close"
             await named(response)(scope, receive, send)

@@ -108,7 +108,7 @@ def tool_call(identity: str, name: str, arguments: str, place: str) -> ToolCall:
     text = arguments if arguments.strip() else "{}"
     try:
         msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
         raise invalid(f"{place} is not the JSON of an object: {error}", place) from None
     return ToolCall(id=identity, name=name, arguments=text)
 

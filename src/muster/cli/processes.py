@@ -16,6 +16,7 @@ from muster.api.settings import ApiSettings
 from muster.bus import Endpoint
 from muster.cli.errors import bare_errors
 from muster.coordinator.service import Coordinator, CoordinatorSettings
+from muster.local import Reached
 from muster.spec import NodeInfo
 from muster.worker.service import Worker, WorkerSettings
 
@@ -79,7 +80,11 @@ async def run_coordinator(settings: CoordinatorSettings, attendance: Attendance,
             # Ends before the coordinator does: requests under way still have somebody to cancel them.
             async with anyio.create_task_group() as front:
                 http = None if api is None else await _serve_http(coordinator, api, front)
-                _announce(settings.host, control, api, http, attendance)
+                coordinator.http_port = http
+                reached = _announce(settings.host, control, api, http)
+                if attendance.ready_file is not None:
+                    reached = msgspec.structs.replace(reached, generation_port=coordinator.generation_port)
+                    publish_ready(attendance.ready_file, msgspec.json.encode(reached).decode())
                 await stop.wait()
                 front.cancel_scope.cancel()
             group.cancel_scope.cancel()
@@ -92,20 +97,19 @@ async def _serve_http(coordinator: Coordinator, api: ApiSettings, group: anyio.a
     return await group.start(HttpServer(coordinator.door, api).run)
 
 
-def _announce(host: str, control: int, api: ApiSettings | None, http: int | None, attendance: Attendance) -> None:
-    """Say where the coordinator is: the ready file has its address, and in a second line the URL of the HTTP API."""
-    lines = [Endpoint(reachable(host), control).url]
+def _announce(host: str, control: int, api: ApiSettings | None, http: int | None) -> Reached:
+    """Say in the log where the coordinator is; answers what the ready file says of it."""
+    url = ""
     if host == "0.0.0.0":
         logger.warning("whoever reaches port {} may use this cluster: keep it inside a trusted network", control)
     if api is not None and http is not None:
-        lines.append(http_url(api.host, http))
-        logger.info("HTTP API on {}", lines[-1])
+        url = http_url(api.host, http)
+        logger.info("HTTP API on {}", url)
         if not is_loopback(api.host) and api.api_key is None:
             logger.warning(
                 "whoever reaches port {} may use this cluster: keep it inside a trusted network, or set --api-key", http
             )
-    if attendance.ready_file is not None:
-        publish_ready(attendance.ready_file, "\n".join(lines))
+    return Reached(control=Endpoint(reachable(host), control).url, http=url)
 
 
 def reachable(host: str) -> str:

@@ -272,7 +272,7 @@ def instance_details(instance: Instance, events: Sequence[Envelope], now_ns: int
         ("name", spec.name or "-"),
         ("workload", _workload_details(spec)),
         ("state", _state_cell(status_name(instance.status)).append(f" for {age(instance.since_ns, now_ns)}")),
-        ("attempt", f"{instance.attempt} (failed before: {instance.failed_attempts})"),
+        ("attempt", f"{instance.attempt} (failed so far: {instance.failed_attempts})"),
         ("backend", f"{instance.backend} (asked for: {spec.backend})"),
         ("restart", _restart_text(spec)),
         ("memory", "-" if spec.memory_bytes is None else f"{size(spec.memory_bytes)} per rank"),

@@ -105,6 +105,7 @@ def coordinator(
     heartbeat: Annotated[float, typer.Option(help="Seconds between heartbeats.", min=0.05, max=60)] = 1.0,
     lease: Annotated[float, typer.Option(help="Seconds of silence that make a node lost.", min=0.2, max=3600)] = 5.0,
     log_level: LogLevel = "info",
+    generation_port: Annotated[int, typer.Option(hidden=True)] = 0,
     ready_file: ReadyFile = None,
     stop_with_stdin: StopWithStdin = False,
 ) -> None:
@@ -121,7 +122,7 @@ def coordinator(
         host=host,
         control_port=port,
         events_port=port + 1 if port else 0,
-        generation_port=port + 2 if port else 0,
+        generation_port=generation_port or (port + 2 if port else 0),
         clocks=Settings(heartbeat_seconds=heartbeat, lease_seconds=max(lease, 2 * heartbeat)),
     )
     api = None if no_http else _api_settings(http_host or host, _http_port(http_port, port), http_name, api_key)

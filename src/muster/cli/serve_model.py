@@ -28,7 +28,7 @@ from muster.errors import MusterError, PortError, UnreachableError
 from muster.local import LocalCluster
 from muster.model.files import inspect
 from muster.model.hub import resolve
-from muster.protocol import Accepted, Create, Created, Delete
+from muster.protocol import Accepted, Create, Created, Delete, Hello, Welcome
 from muster.spec import InstanceSpec, ModelWorkload
 from muster.state import Broken, Deleting, Instance, Running
 
@@ -40,7 +40,6 @@ _HTTP_AFTER_CONTROL = 3
 _POLL_SECONDS = 0.5
 #: Beyond its drain: asking the ranks politely, SIGTERM, SIGKILL.
 _REMOVE_SECONDS = 20.0
-_KNOCK_SECONDS = 1.0
 
 
 class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,9 +119,11 @@ async def _run(settings: ServeSettings) -> int:
 async def _site(settings: ServeSettings) -> AsyncGenerator[_Site]:
     if settings.join is not None:
         endpoint = parse_endpoint(settings.join)
-        port = settings.http_port or endpoint.port + _HTTP_AFTER_CONTROL
-        found = await _listens(endpoint.host, port)
-        yield _Site(settings.join, http_url(endpoint.host, port) if found else "")
+        await knock(endpoint)
+        async with ControlClient(endpoint) as client:
+            welcome = await client.ask(Hello(), CALL_SECONDS, Welcome)
+        port = settings.http_port or welcome.http_port
+        yield _Site(settings.join, http_url(endpoint.host, port) if port is not None else "")
         return
     control, http = _ports(settings.http_port)
     # The addresses of sockets are short, so the directory has to be, too.
@@ -167,17 +168,6 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
         return True
-
-
-async def _listens(host: str, port: int) -> bool:
-    with anyio.move_on_after(_KNOCK_SECONDS):
-        try:
-            stream = await anyio.connect_tcp(host, port)
-        except OSError:
-            return False
-        await stream.aclose()
-        return True
-    return False
 
 
 class _Outcome(msgspec.Struct):

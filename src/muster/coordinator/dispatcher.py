@@ -15,6 +15,7 @@ import msgspec
 from loguru import logger
 
 from muster.coordinator import refusals
+from muster.coordinator.admissible import fault_of
 from muster.coordinator.directory import Directory, Standing, standing_of
 from muster.coordinator.requests import Answerer, Load, Request
 from muster.errors import RequestError
@@ -27,6 +28,8 @@ from muster.state import Deleting, Failed, Gone, Instance, Running, State
 _RETRY_SECONDS = 0.1
 #: How long the last pieces of a runner that has drained may be behind the news of its end.
 _LAST_WORDS_SECONDS = 0.3
+#: A request whose instances failed so often may be the cause: it gets no further one.
+MAX_LOSSES = 2
 #: Numbers of ended requests that are remembered, so that late pieces of them are not answered one by one.
 _REMEMBERED = 4096
 
@@ -84,6 +87,10 @@ class Dispatcher:
     def submit(self, generate: Generate, answer: Answerer, now: float) -> Request:
         """Take a request; `answer` gets every piece of it. One that cannot be taken is answered with `Refused`."""
         request = Request(generate, "", next(self._orders), now, answer)
+        fault = fault_of(generate)
+        if fault is not None:
+            self._refuse(request, fault)
+            return request
         try:
             candidates = self.directory.candidates(generate.instance)
         except RequestError as error:
@@ -193,7 +200,7 @@ class Dispatcher:
             if not any(self._may_answer(request, instance) for instance in candidates):
                 queue.remove(request)
                 self._refuse(request, refusals.unavailable(wanted, candidates))
-            elif self._hand_over(request, candidates, now):
+            elif self._handed_over(request, candidates, now):
                 queue.remove(request)
             elif not request.refused_by:
                 full.add(wanted)
@@ -208,6 +215,15 @@ class Dispatcher:
                 return _identity(instance) not in request.refused_by
             case Standing.OVER:
                 return False
+
+    def _handed_over(self, request: Request, candidates: tuple[Instance, ...], now: float) -> bool:
+        """Whether the request has left the queue: one that cannot be handed over at all must not hold up the others."""
+        try:
+            return self._hand_over(request, candidates, now)
+        except Exception as error:
+            logger.exception("a request for {!r} cannot be handed over", request.model)
+            self._refuse(request, refusals.internal(error))
+            return True
 
     def _hand_over(self, request: Request, candidates: tuple[Instance, ...], now: float) -> bool:
         """Send it to the ready instance with the least to do; `False` where none has room."""
@@ -313,8 +329,9 @@ class Dispatcher:
 
     def _take_back(self, request: Request, load: Load) -> None:
         """The attempt is over for this request: it waits for another one, unless it has begun to answer."""
-        if request.answered:
-            self._refuse(request, refusals.lost(load, self.directory.state))
+        request.losses += 1
+        if request.answered or request.losses > MAX_LOSSES:
+            self._refuse(request, refusals.lost(load, self.directory.state, answered=request.answered))
         else:
             self._enqueue(request)
 

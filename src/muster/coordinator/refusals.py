@@ -47,17 +47,24 @@ def too_late(request: Request) -> Failure:
     return _failure("answer-lost", f"the answer broke off after its first token: {message}", remedy, retryable=True)
 
 
-def lost(load: Load, state: State) -> Failure:
-    """Why an answer that had begun does not go on."""
+def internal(error: Exception) -> Failure:
+    """An error of the coordinator's own."""
+    message = f"the request cannot be handed to a runner: {type(error).__name__}: {error}"
+    return _failure("internal", message, "See the coordinator's log, and report it.")
+
+
+def lost(load: Load, state: State, *, answered: bool = True) -> Failure:
+    """Why an answer that had begun does not go on, or why a request is not tried again."""
+    when = "after the first token of this answer" if answered else "with this request, as others did before it"
     instance = state.instances.get(load.instance)
     if instance is None or isinstance(instance.status, Deleting):
-        message = f"{load.instance} was deleted after the first token of this answer"
+        message = f"{load.instance} was deleted {when}"
         return _failure("instance-deleted", message, "Ask again, if another instance serves the model.")
     cause = instance.status.failure if isinstance(instance.status, Broken) else None
     if cause is None and instance.failures:
         cause = instance.failures[-1]
     reason = cause.sentence() if cause is not None else "its rank 0 stopped"
-    message = f"{load.instance} failed after the first token of this answer: {reason}"
+    message = f"{load.instance} failed {when}: {reason}"
     failure = _failure("answer-lost", message, "Ask again.", retryable=True)
     return failure if cause is None else msgspec.structs.replace(failure, rank=cause.rank, node=cause.node)
 

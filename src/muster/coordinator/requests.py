@@ -68,6 +68,7 @@ class Request:
         self.begun = False  #: it entered a batch
         self.answered = False  #: a token was passed on: nothing else can answer in its place any more
         self.passed_tokens = 0
+        self.losses = 0  #: attempts that ended while they had it
         self.refused_by: frozenset[bytes] = frozenset()  #: the runners that could not take it
         self.left_tokens = _prompt_tokens(generate) + self._answer_tokens()
         self._prefilled = 0

@@ -103,12 +103,18 @@ class Coordinator:
         self._beats: dict[NodeId, Beat] = {}
         self._generations: dict[tuple[bytes, int], Request] = {}  #: of the control socket, by connection and call
         self._nudge = anyio.Event()
+        self.http_port: int | None = None  #: of the HTTP API beside it, told to whoever says hello
         self.stale = 0  #: rank events that came too late to matter
 
     @property
     def control_port(self) -> int:
         """The port that workers and clients are given."""
         return self._server.port
+
+    @property
+    def generation_port(self) -> int:
+        """The port that rank-0 runners dial."""
+        return self._gateway.port
 
     @property
     def door(self) -> Door:
@@ -194,11 +200,12 @@ class Coordinator:
         """What follows from an event beside the state: waiting clients hear of it."""
         del envelope
         self._door.note_logged()
-        if isinstance(event, InstanceFact):
-            self._gateway.update(self._ledger.state)
-        match event:
-            case NodeLost():  # its ranks are gone with it
+        if isinstance(event, InstanceFact | NodeLost):  # a lost node's ranks are gone with it
+            try:
                 self._gateway.update(self._ledger.state)
+            except Exception:  # the log and the instances go on, whatever became of a request
+                logger.exception("the gateway failed on {}", type(event).__name__)
+        match event:
             case InstanceFailed(instance=instance) | InstanceFinished(instance=instance):
                 self._outputs.wake(instance)
             case InstanceDeleted(instance=instance):
@@ -274,6 +281,7 @@ class Coordinator:
             state=self._calls.encoded_state(),
             events_port=self._publisher.port,
             generation_port=self._gateway.port,
+            http_port=self.http_port,
             heartbeat_seconds=self._settings.clocks.heartbeat_seconds,
             lease_seconds=self._settings.clocks.lease_seconds,
         )

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from typing import Any, Final
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any, Final, cast
 from weakref import WeakKeyDictionary
 
 import mlx.core as mx
@@ -27,6 +29,12 @@ from muster.model.prompt import Reasoning
 _OPTIONS: Final[Any] = {"whitespace_pattern": r"[ ]|\n[ ]{0,40}"}
 
 _LIMITS: Final = LLParserLimits(verbose_errors=False)
+
+#: A schema that takes longer is refused. Its thread cannot be stopped, so that there are never more than some.
+_COMPILE_SECONDS: Final = 5.0
+_MOST_COMPILING: Final = 2
+#: Patterns that one text must match at once: each multiplies the states of the others.
+_MOST_PATTERNS: Final = 4
 
 #: Compiled schemas kept per model: clients send the same one again and again.
 _COMPILED_KEPT: Final = 64
@@ -107,7 +115,7 @@ class _Compiled:
             if known is not None:
                 self._matchers.move_to_end(schema)
                 return known
-        matcher = _make_matcher(tokenizer, schema)
+        matcher = _in_time(lambda: _make_matcher(tokenizer, schema))
         with self._lock:
             self._matchers[schema] = matcher
             if len(self._matchers) > _COMPILED_KEPT:
@@ -133,11 +141,59 @@ def _make_tokenizer(tokenizer: TokenizerWrapper) -> LLTokenizer:
         ) from error
 
 
+_compiling = threading.BoundedSemaphore(_MOST_COMPILING)
+
+
+def _in_time(make: Callable[[], LLMatcher]) -> LLMatcher:
+    """What `make` gives, in a thread of its own that is left alone when it takes too long."""
+    if not _compiling.acquire(timeout=_COMPILE_SECONDS):
+        raise _refused("other schemas take too long to compile; ask again later")
+    made: SimpleQueue[LLMatcher | Exception] = SimpleQueue()
+
+    def work() -> None:
+        try:
+            made.put(make())
+        except Exception as error:  # raised again by whoever waits
+            made.put(error)
+        finally:
+            _compiling.release()
+
+    threading.Thread(target=work, name="grammar", daemon=True).start()
+    try:
+        outcome = made.get(timeout=_COMPILE_SECONDS)
+    except Empty:
+        raise _refused(f"it takes more than {_COMPILE_SECONDS:g} s to compile") from None
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
+def _patterns(schema: Any) -> int:
+    """How many patterns a part of a schema holds."""
+    if isinstance(schema, list):
+        return sum(map(_patterns, cast("list[Any]", schema)))
+    if not isinstance(schema, dict):
+        return 0
+    parts = cast("dict[str, Any]", schema)
+    return isinstance(parts.get("pattern"), str) + sum(map(_patterns, parts.values()))
+
+
+def _check_patterns(schema: Any) -> None:
+    if isinstance(schema, list):
+        for part in cast("list[Any]", schema):
+            _check_patterns(part)
+    elif isinstance(schema, dict):
+        for name, part in cast("dict[str, Any]", schema).items():
+            if name == "allOf" and (count := _patterns(part)) > _MOST_PATTERNS:
+                raise _refused(f"an allOf holds {count} patterns; it may hold {_MOST_PATTERNS}")
+            _check_patterns(part)
+
+
 def _make_matcher(tokenizer: LLTokenizer, schema: str) -> LLMatcher:
     try:
-        msgspec.json.decode(schema, type=dict[str, Any])
-    except msgspec.MsgspecError as error:
-        raise _refused(f"it is no JSON object: {error}") from error
+        _check_patterns(msgspec.json.decode(schema, type=dict[str, Any]))
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise _refused(f"it is no JSON object that can be read: {error}") from error
     try:
         grammar = LLMatcher.grammar_from_json_schema(schema, overrides=_OPTIONS)
         matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)

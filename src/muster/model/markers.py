@@ -49,7 +49,7 @@ class Markers:
         self._tools = list(tools)
         self._markers = _markers(tokenizer)
         initial = tokenizer.response_initial_state or ("reasoning" if thinking else "normal")
-        self._state: Any = _machine(tokenizer).make_state(initial)
+        self._state: Any = _machine(tokenizer, calls=bool(tools)).make_state(initial)
         self._name: str = initial
         self._block = ""  # the raw text of a call under way, from its marker on
         self._body = ""
@@ -169,15 +169,28 @@ def _call(entry: Any) -> ToolCall:
     return ToolCall(id=f"call_{secrets.token_hex(_CALL_ID_BYTES)}", name=name, arguments=text)
 
 
-#: A machine is the same for all answers of a model: what changes is in its state.
-_machines: WeakKeyDictionary[TokenizerWrapper, TextStateMachine] = WeakKeyDictionary()
+#: A machine is the same for all answers of a model with calls, and for all without: what changes is in its state.
+_machines: WeakKeyDictionary[TokenizerWrapper, dict[bool, TextStateMachine]] = WeakKeyDictionary()
 
 
-def _machine(tokenizer: TokenizerWrapper) -> TextStateMachine:
-    found = _machines.get(tokenizer)
-    if found is None:
-        found = _machines[tokenizer] = make_text_state_machine(tokenizer)
-    return found
+def _machine(tokenizer: TokenizerWrapper, *, calls: bool) -> TextStateMachine:
+    found = _machines.setdefault(tokenizer, {})
+    if calls not in found:
+        # A call that nobody offered must not end the reasoning that it stands in.
+        found[calls] = make_text_state_machine(tokenizer if calls else _WithoutCalls(tokenizer))
+    return found[calls]
+
+
+class _WithoutCalls:
+    """A tokenizer whose model calls no tools, as far as mlx-lm's state machine looks at it."""
+
+    has_tool_calling: Final = False
+
+    def __init__(self, tokenizer: TokenizerWrapper) -> None:
+        self._tokenizer = tokenizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
 
 
 def _markers(tokenizer: TokenizerWrapper) -> list[str]:

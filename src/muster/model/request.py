@@ -10,8 +10,10 @@ The `field` of an error is the name in `muster.protocol.Generate` or `muster.sam
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import msgspec
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from muster.errors import ContextError, RequestError
 from muster.model.grammar import Grammar, compile_schema
@@ -74,7 +76,37 @@ def _source(generate: Generate) -> str:
     return "messages" if generate.prompt is None else "prompt"
 
 
+def _check_size(loaded: LoadedModel, generate: Generate) -> None:
+    """Refuse what cannot fit whatever its tokens are, before much time goes into finding them."""
+    context = loaded.context_tokens
+    if context is None or isinstance(generate.prompt, tuple):
+        return
+    texts = [generate.prompt] if generate.prompt is not None else [message.content for message in generate.messages]
+    characters = sum(map(len, texts))
+    least = max(len(generate.messages), -(-characters // _longest_token(loaded.tokenizer)))
+    if least > context:
+        raise ContextError(
+            f"the prompt has {characters} characters in {len(texts)} texts, at least {least} tokens, and the model's "
+            f"context only {context}",
+            remedy="shorten the prompt",
+            field=_source(generate),
+        )
+
+
+#: By tokenizer: characters of its longest token. A token has at most as many characters as letters in its spelling.
+_longest: WeakKeyDictionary[TokenizerWrapper, int] = WeakKeyDictionary()
+
+
+def _longest_token(tokenizer: TokenizerWrapper) -> int:
+    found = _longest.get(tokenizer)
+    if found is None:
+        vocabulary: dict[str, int] = tokenizer.get_vocab()
+        found = _longest[tokenizer] = max(map(len, vocabulary), default=1) or 1
+    return found
+
+
 def _prompt(loaded: LoadedModel, generate: Generate) -> Prompt:
+    _check_size(loaded, generate)
     if generate.prompt is None:
         return encode_chat(loaded.tokenizer, generate.messages, generate.tools, generate.template)
     for field, value in (("messages", generate.messages), ("tools", generate.tools), ("template", generate.template)):

@@ -50,7 +50,7 @@ class GenerationLine:
                 return messages
             try:
                 messages.append(_decoder.decode(body))
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, ValueError, RecursionError):
                 continue
 
     def send(self, pieces: tuple[Piece, ...]) -> bool:

@@ -34,6 +34,7 @@ class Preparer:
         self._prepare = prepare_request
         self._asked: SimpleQueue[tuple[int, Generate] | None] = SimpleQueue()
         self._ready: SimpleQueue[Prepared] = SimpleQueue()
+        self._dropped: set[int] = set()  #: asked for and not wanted any more
         self._ours, self._theirs = socket.socketpair()
         self._ours.setblocking(False)
         sys.setswitchinterval(_SWITCH_SECONDS)
@@ -48,13 +49,19 @@ class Preparer:
         """Prepare this one after those before it."""
         self._asked.put((request, generate))
 
+    def drop(self, request: int) -> None:
+        """Nobody wants this one any more; `take` may still give it, where the thread is at it."""
+        self._dropped.add(request)
+
     def take(self) -> list[Prepared]:
         """What has been prepared since the last call."""
         try:
             self._ours.recv(4096)
         except BlockingIOError:
             return []
-        return [self._ready.get() for _ in range(self._ready.qsize())]
+        taken = [self._ready.get() for _ in range(self._ready.qsize())]
+        self._dropped.difference_update(number for number, _ in taken)
+        return taken
 
     def close(self) -> None:
         """Let the thread end once it has prepared what it is at; `take` is no longer possible."""
@@ -65,6 +72,9 @@ class Preparer:
         with self._theirs, contextlib.suppress(OSError):  # whoever took the results has gone
             while (asked := self._asked.get()) is not None:
                 request, generate = asked
+                if request in self._dropped:
+                    self._dropped.discard(request)
+                    continue
                 self._ready.put((request, self._outcome(generate)))
                 self._theirs.send(b"\0")
 

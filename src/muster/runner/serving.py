@@ -25,8 +25,9 @@ from muster.runner.steps import AGAIN, StepSource
 from muster.spec import Failure, Phase
 
 _NOTHING: Final = Chunk()
-#: Text waits so long for more of it: a message per token would cost a small model more than the token does.
-_FLUSH_SECONDS: Final = 0.008
+#: Text waits so long for more of it, as long as a screen shows one picture: a message for each token of a small model
+#: would cost more than the token.
+_FLUSH_SECONDS: Final = 0.015
 #: A step holds passes for so long at most, and what arrives meanwhile waits: a message for each pass of a small model
 #: would wake threads that the ranks' own exchanges need.
 _STEP_SECONDS: Final = 0.016
@@ -141,6 +142,8 @@ class Serving:
         self._preparer.submit(ask.request, ask.generate)
 
     def _cancel(self, number: int) -> None:
+        if number in self._requests.preparing:
+            self._preparer.drop(number)
         request = self._requests.drop(number)
         if request is not None:
             self._remove(request)

@@ -15,7 +15,6 @@ import openai
 
 from kit.client import Client
 from kit.cluster import Stage, stage
-from kit.processes import free_ports
 from kit.specs import DEMO_MODEL
 from kit.waiting import DEADLINE_SECONDS, until
 from muster.demo.answers import Conversation
@@ -100,8 +99,7 @@ def serving(
 
     The options are of `ModelWorkload`.
     """
-    # Ports of a coordinator that is started again are the same only where they were chosen.
-    with stage(directory, port=free_ports(4)) as own, contextlib.ExitStack() as clients:
+    with stage(directory) as own, contextlib.ExitStack() as clients:
         made = Serving(own, clients)
         for name, ranks in models:
             made.create(name, ranks, **options)

@@ -84,7 +84,15 @@ def test_further_names_can_be_given(web: httpx.Client, backend: FakeBackend) -> 
 
 @pytest.mark.parametrize(
     ("host", "name"),
-    [("a:1", "a"), ("A.B.:1", "a.b"), ("[::1]:80", "::1"), ("[::1]", "::1"), ("", ""), ("127.0.0.1", "127.0.0.1")],
+    [
+        ("a:1", "a"),
+        ("A.B.:1", "a.b"),
+        ("[::1]:80", "::1"),
+        ("[::1]", "::1"),
+        ("", ""),
+        ("127.0.0.1", "127.0.0.1"),
+        ("[::1].evil.com", "[::1].evil.com"),
+    ],
 )
 def test_the_name_in_a_host_header(host: str, name: str) -> None:
     assert host_name(host) == name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from fleet import DONE, KILLED, Fleet, done
 
+from muster.coordinator.dispatcher import MAX_LOSSES
 from muster.protocol import Chunk, Done, Prefilled, Refused, Started
 from muster.rank_protocol import Piece
 from muster.spec import Failure, Phase
@@ -201,6 +202,19 @@ def test_before_its_first_token_a_request_survives_the_attempt() -> None:
     fleet.token(first)
     fleet.say(first, DONE)
     assert [type(reply) for reply in first.replies] == [Started, Prefilled, Prefilled, Chunk, Done]
+
+
+def test_a_request_that_instance_after_instance_fails_with_is_not_tried_for_ever() -> None:
+    fleet = Fleet()
+    fleet.ready("one")
+    one = fleet.ask()
+    for attempt in range(1, MAX_LOSSES + 1):
+        fleet.broken("one", attempt=attempt)
+        assert not one.ended
+        fleet.ready("one", attempt=attempt + 1)
+    fleet.broken("one", attempt=MAX_LOSSES + 1)
+    assert one.kind == "answer-lost"
+    assert "as others did before it" in one.refusal.message
 
 
 def test_what_comes_back_goes_before_what_came_later() -> None:

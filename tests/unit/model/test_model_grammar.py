@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from chat_models import load_tokens_only, make_byte_level, make_sentencepiece
 
 from muster.errors import RequestError
+from muster.model import grammar
 from muster.model.answer import Answer
 from muster.model.grammar import Constraint, compile_schema
 from muster.model.load import LoadedModel
@@ -224,3 +226,33 @@ def test_tools_and_a_schema_are_prepared_together(loaded: LoadedModel) -> None:
     grammar = prepare(loaded, request).grammar
     assert grammar is not None
     assert {grammar.opens_call} == ids(loaded, "<tool_call>")
+
+
+def test_patterns_that_multiply_are_refused(loaded: LoadedModel) -> None:
+    patterns = ",".join(f'{{"pattern": ".*a.{{{count}}}"}}' for count in range(20, 40))
+    schema = f'{{"type": "object", "properties": {{"a": {{"type": "string", "allOf": [{patterns}]}}}}}}'
+    with pytest.raises(RequestError, match="an allOf holds 20 patterns") as caught:
+        compile_schema(loaded, schema, calls_tools=False)
+    assert caught.value.field == "json_schema"
+
+
+def test_a_schema_that_takes_too_long_is_refused_and_others_go_on(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = threading.Event()
+    real = grammar._make_matcher
+
+    def slow(tokenizer: Any, schema: str) -> Any:
+        if "slow" in schema:
+            assert release.wait(30)
+        return real(tokenizer, schema)
+
+    monkeypatch.setattr(grammar, "_make_matcher", slow)
+    monkeypatch.setattr(grammar, "_COMPILE_SECONDS", 0.05)
+    try:
+        with pytest.raises(RequestError, match="takes more than"):
+            compile_schema(loaded, '{"type": "object", "title": "slow"}', calls_tools=False)
+        monkeypatch.setattr(grammar, "_COMPILE_SECONDS", 30.0)
+        assert compile_schema(loaded, '{"type": "object", "title": "fast"}', calls_tools=False)
+    finally:
+        release.set()

@@ -179,6 +179,11 @@ def test_reasoning_that_the_model_opens(loaded: LoadedModel) -> None:
     assert one.reasoning_tokens == 4
 
 
+def test_without_tools_what_looks_like_a_call_does_not_end_the_reasoning(loaded: LoadedModel) -> None:
+    one = answer(loaded, template={"force": True}, tools=())
+    assert say(loaded, one, "a<tool_call>b</tool_call>c</think>Yes.") == ("Yes.", "a<tool_call>b</tool_call>c", [])
+
+
 def test_reasoning_that_the_limit_cuts_stays_reasoning(loaded: LoadedModel) -> None:
     one = answer(loaded, template={"force": True})
     assert say(loaded, one, "so <", ends=False, limit=4) == ("", "so <", [])

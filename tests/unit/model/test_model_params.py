@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from muster.model.params import Message, SamplingParams
+from muster.sampling import Message, SamplingParams
 
 
 def test_the_defaults_are_greedy_and_survive_the_wire() -> None:

@@ -312,3 +312,24 @@ def test_a_sentencepiece_tokenizer_is_prepared_for_as_well(tmp_path: Path) -> No
     make_sentencepiece(tmp_path / "m")
     loaded = load_tokens_only(tmp_path / "m")
     assert prepare(loaded, Generate(instance="m", prompt="日")).tokens
+
+
+@pytest.mark.parametrize(
+    "generate",
+    [
+        Generate(instance="m", prompt="a" * 1_000_000),
+        Generate(instance="m", messages=(Message(role="user", content="a" * 1_000_000),)),
+        Generate(instance="m", messages=(Message(role="user", content=""),) * 5000),
+    ],
+)
+def test_what_cannot_fit_is_refused_before_it_is_encoded(loaded: LoadedModel, generate: Generate) -> None:
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("it was encoded")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("muster.model.request.encode_chat", fail)
+        patch.setattr("muster.model.request.encode_text", fail)
+        with pytest.raises(ContextError) as caught:
+            prepare(loaded, generate)
+    assert caught.value.field == ("messages" if generate.prompt is None else "prompt")
+    assert "only 4096" in caught.value.message
