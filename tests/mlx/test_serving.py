@@ -40,8 +40,10 @@ class Gate:
 
     def __init__(self) -> None:
         self.open = threading.Event()
+        self.prompts: list[object] = []
 
     def __call__(self, loaded: LoadedModel, generate: Generate) -> PreparedRequest:
+        self.prompts.append(generate.prompt)
         if isinstance(generate.prompt, str) and generate.prompt.startswith("slow"):
             assert self.open.wait(DEADLINE_SECONDS)
         return prepare(loaded, generate)
@@ -254,6 +256,18 @@ def test_cancelled_while_it_is_prepared(path: Path) -> None:
         gate.open.set()
         server.end_of(server.ask(of("next", 3)))
         assert len(server.replies(slow)) == 1
+
+
+def test_cancelled_before_it_is_prepared_it_costs_nothing_more(path: Path) -> None:
+    gate = Gate()
+    with Server(path, prepare_request=gate) as server:
+        slow, long = server.ask(of("slow", 3)), server.ask(of("long", 3))
+        server.cancel(long)
+        assert server.end_of(long).reason == "cancelled"
+        gate.open.set()
+        server.end_of(slow)
+        server.end_of(server.ask(of("next", 3)))
+    assert gate.prompts == ["slow", "next"]
 
 
 def test_cancelled_while_it_waits_for_a_place(path: Path) -> None:

@@ -95,7 +95,7 @@ def all_gone(processes: list[psutil.Process]) -> bool:
 
 
 def test_the_lines_that_it_prints_work_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
-    with serve(tmp_path, str(DEMO_MODEL), "--name", "demo", "--quiet") as served:
+    with serve(tmp_path, str(DEMO_MODEL), "--served-name", "demo", "--quiet") as served:
         text = served.wait_card()
         curl = next(line for line in text.splitlines() if line.startswith("curl "))
         answered = subprocess.run(
@@ -156,7 +156,7 @@ def test_on_a_cluster_that_runs_only_the_instance_comes_and_goes(tmp_path: Path)
     with LocalCluster(tmp_path / "cluster", ("a",), node_options=("--pool", "0")) as cluster:
         port = cluster.http.rpartition(":")[2]
         address = cluster.address.removeprefix("tcp://")
-        with serve(tmp_path, str(DEMO_MODEL), "--join", address, "--port", port, "--name", "joined") as served:
+        with serve(tmp_path, str(DEMO_MODEL), "--join", address, "--port", port, "--served-name", "joined") as served:
             assert f"{cluster.http}/v1" in served.wait_card()
             assert served.children() == []
             assert "joined" in httpx.get(f"{cluster.http}/v1/models").text

@@ -150,6 +150,9 @@ class _Own:
         )
 
     async def events(self, request: Request) -> Response:
+        for name in request.query_params:
+            if name not in {"after", "instance"}:
+                raise invalid(f"{name} is not a parameter that is known here; there are after and instance", name)
         after = _sequence(request)
         state = self._backend.state()
         wanted = request.query_params.get("instance")

@@ -250,8 +250,9 @@ class Session:
     def _tokens(self, rest: str) -> None:
         del rest
         conversation = self._conversation
+        answers = len(conversation.turns) // 2
         _say(
-            f"{len(conversation.turns) // 2} answers, {conversation.completion_tokens} tokens generated, "
+            f"{answers} {'answer' if answers == 1 else 'answers'}, {conversation.completion_tokens} tokens generated, "
             f"{conversation.prompt_tokens} tokens of prompts."
         )
 

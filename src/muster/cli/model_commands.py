@@ -24,8 +24,11 @@ def serve(
     model: Annotated[str, typer.Argument(help="An mlx-lm model: a directory, or a hub id.", metavar="MODEL")],
     ranks: Annotated[int, typer.Option(help="Over how many ranks.", metavar="N", min=1, max=1024)] = 1,
     sharding: Annotated[str, typer.Option(help="auto, pipeline or tensor.", metavar="SHARDING")] = "auto",
-    name: Annotated[
-        str | None, typer.Option(help="What clients call the model; by default the hub id or the directory's name.")
+    served_name: Annotated[
+        str | None,
+        typer.Option(
+            help="What clients call the model; by default the hub id or the directory's name.", metavar="NAME"
+        ),
     ] = None,
     port: Annotated[
         int | None, typer.Option(help="Port of the HTTP API; by default 5713, or any free one.", min=1, max=65_535)
@@ -62,7 +65,7 @@ def serve(
             workload=ModelWorkload(
                 model=absolute(path) if is_path else model,
                 sharding=sharding,  # pyright: ignore[reportArgumentType]
-                served_name=name,
+                served_name=served_name,
             ),
             ranks=ranks,
             restart=parse_restart(_RESTART),

@@ -93,8 +93,8 @@ def clock(time_ns: int) -> str:
 def workload_text(spec: InstanceSpec) -> str:
     """The workload in a few words: "model qwen3-4b", "script train.py"."""
     match spec.workload:
-        case ModelWorkload(model=model):
-            return f"model {PurePath(model).name or model}" if model.startswith("/") else f"model {model}"
+        case ModelWorkload() as workload:  # what clients call it
+            return f"model {workload.public_name}"
         case ScriptWorkload(path=path):
             return f"script {PurePath(path).name}"
         case GroupWorkload():
@@ -306,7 +306,8 @@ def _workload_details(spec: InstanceSpec) -> str:
     match spec.workload:
         case ModelWorkload() as model:
             revision = f" at {model.revision}" if model.revision else ""
-            return f"model {model.model}{revision}, sharding {model.sharding}"
+            served = f", served as {model.served_name}" if model.served_name is not None else ""
+            return f"model {model.model}{revision}{served}, sharding {model.sharding}"
         case ScriptWorkload() as script:
             return " ".join(["script", script.path, *script.arguments])
         case GroupWorkload():

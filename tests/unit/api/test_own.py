@@ -237,6 +237,12 @@ def test_events_go_on_where_the_reader_stopped(
     wait_until(lambda: backend.followers == 0, "the end of the follower")
 
 
+def test_a_parameter_of_events_that_is_not_known_is_refused(web: httpx.Client, server: Served) -> None:
+    reply = web.get(f"{server.url}/api/events?instnce=x")
+    assert reply.status_code == 400
+    assert reply.json()["error"]["field"] == "instnce"
+
+
 def test_an_event_says_what_happened(web: httpx.Client, server: Served, backend: FakeBackend) -> None:
     unknown = Envelope(
         sequence=19, time_ns=7, origin=NodeId("a"), cause=3, body=msgspec.Raw(msgspec.msgpack.encode({"type": "x.new"}))
