@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -45,6 +46,8 @@ _GOODBYE_SECONDS = 3.0
 _ROUTE_RETRY_SECONDS = 1.0
 #: Between heartbeats until the coordinator has said how often it wants them.
 _DEFAULT_HEARTBEAT_SECONDS = 1.0
+#: How old the figures of a heartbeat may be: to read them costs more than everything else that an idle worker does.
+_VITALS_SECONDS = 5.0
 
 T = TypeVar("T")
 
@@ -260,11 +263,17 @@ class Worker:
     ) -> None:
         await welcomed.wait()
         beat = Beat(node=self._settings.node, boot=self._boot)
+        measured = float("-inf")
         while True:
-            try:
-                beat = self._vitals(pool)
-            except (OSError, psutil.Error) as error:  # no descriptor left: the heart goes on beating
-                logger.warning("no figures for the heartbeat: {}", error)
+            now = time.monotonic()
+            progress = tuple(task.progress for task in self._tasks.values() if task.progress is not None)
+            if now - measured >= _VITALS_SECONDS or beat.warm_runners != pool.warm_count:
+                measured = now
+                try:
+                    beat = self._vitals(pool)
+                except (OSError, psutil.Error) as error:  # no descriptor left: the heart goes on beating
+                    logger.warning("no figures for the heartbeat: {}", error)
+            beat = msgspec.structs.replace(beat, progress=progress)
             client.send(beat)
             reaper.check()
             welcome = follower.welcome
@@ -278,7 +287,6 @@ class Worker:
             memory_used_bytes=psutil.Process().memory_info().rss,
             warm_runners=pool.warm_count,
             warm_memory_bytes=pool.warm_bytes(),
-            progress=tuple(task.progress for task in self._tasks.values() if task.progress is not None),
         )
 
     async def _leave(self, outbox: Outbox, info: NodeInfo) -> None:
