@@ -8,11 +8,11 @@ from typing import Any, Protocol
 import anyio
 import msgspec
 
-from muster.bus import ControlClient, RefusedError
-from muster.cli.client import knock
+from muster.bus import ControlClient
+from muster.cli.client import generation, knock
 from muster.cli.errors import bare_errors
-from muster.errors import ProtocolError, RequestError, UnreachableError
-from muster.protocol import CancelGenerate, Chunk, Done, Generate, Hello, Prefilled, Refused, Started, Welcome
+from muster.errors import RequestError, UnreachableError
+from muster.protocol import Chunk, Done, Generate, Hello, Prefilled, Started, Welcome
 from muster.sampling import Message, SamplingParams
 from muster.spec import ModelWorkload
 from muster.state import Broken, Deleting, Running, State
@@ -158,37 +158,24 @@ async def _watch(client: ControlClient) -> None:
 async def _stream(
     client: ControlClient, request: Generate, answer: Answer, screen: Screen, silence_seconds: float
 ) -> None:
-    stream = client.stream(request, timeout_seconds=silence_seconds)
-    ended = False
+    def take(piece: Started | Prefilled | Chunk) -> None:
+        match piece:
+            case Started():
+                answer.started = piece
+            case Prefilled(done=done, total=total):
+                screen.reading(done, total)
+            case Chunk(text=text, reasoning=reasoning):
+                answer.text += text
+                answer.reasoning += reasoning
+                if reasoning:
+                    screen.reasoning(reasoning)
+                if text:
+                    screen.text(text)
+
     try:
-        async with stream as replies:
-            async for reply in replies:
-                match reply:
-                    case Started():
-                        answer.started = reply
-                    case Prefilled(done=done, total=total):
-                        screen.reading(done, total)
-                    case Chunk(text=text, reasoning=reasoning):
-                        answer.text += text
-                        answer.reasoning += reasoning
-                        if reasoning:
-                            screen.reasoning(reasoning)
-                        if text:
-                            screen.text(text)
-                    case Done():
-                        ended = True
-                        answer.done = reply
-                        return
-                    case Refused(failure=failure):
-                        ended = True
-                        raise RefusedError(failure)
-                    case _:
-                        break
+        answer.done = await generation(client, request, silence_seconds, take)
     finally:
         screen.end()
-        if not ended:  # nobody reads on: without this the ranks would go on to the last token
-            client.send(CancelGenerate(id=stream.id))
-    raise ProtocolError("the answer ended without an end", remedy="Use the same version of muster on both ends.")
 
 
 # --- which model --------------------------------------------------------------------------------------------

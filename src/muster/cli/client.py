@@ -12,11 +12,23 @@ import anyio
 import msgspec
 
 from muster import paths
-from muster.bus import ControlClient, Endpoint, parse_endpoint
+from muster.bus import ControlClient, Endpoint, RefusedError, parse_endpoint
 from muster.cli.errors import InterruptedBySignalError, bare_errors
 from muster.errors import MusterError, ProtocolError, UnreachableError
 from muster.events import Envelope, decode_envelope
-from muster.protocol import Beat, Get, Query, Snapshot
+from muster.protocol import (
+    Beat,
+    CancelGenerate,
+    Chunk,
+    Done,
+    Generate,
+    Get,
+    Prefilled,
+    Query,
+    Refused,
+    Snapshot,
+    Started,
+)
 from muster.protocol import Found as FoundReply
 from muster.state import State
 
@@ -145,3 +157,37 @@ def instance_names(address: str, incomplete: str) -> list[str]:
         return anyio.run(ask)
     except (MusterError, TimeoutError, OSError):
         return []
+
+
+async def generation(
+    client: ControlClient,
+    request: Generate,
+    silence_seconds: float,
+    take: Callable[[Started | Prefilled | Chunk], None],
+) -> Done:
+    """Stream one generation: `take` gets every piece but the last, which is answered.
+
+    Raises:
+        RefusedError: the coordinator or rank 0 refused it, or the instance ended meanwhile.
+        ProtocolError: something else came.
+    """
+    stream = client.stream(request, timeout_seconds=silence_seconds)
+    ended = False
+    try:
+        async with stream as replies:
+            async for reply in replies:
+                match reply:
+                    case Started() | Prefilled() | Chunk():
+                        take(reply)
+                    case Done():
+                        ended = True
+                        return reply
+                    case Refused(failure=failure):
+                        ended = True
+                        raise RefusedError(failure)
+                    case _:
+                        break
+    finally:
+        if not ended:  # nobody reads on: without this the ranks would go on to the last token
+            client.send(CancelGenerate(id=stream.id))
+    raise ProtocolError("the answer ended without an end", remedy="Use the same version of muster on both ends.")

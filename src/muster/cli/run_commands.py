@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,7 +29,7 @@ from muster.errors import RequestError
 
 if TYPE_CHECKING:
     from muster.bus import ControlClient
-    from muster.protocol import Chunk, Done, Generate
+    from muster.protocol import Chunk, Done
 
 
 _PROMPT_HELP = "What to ask; `-` reads it from standard input, without the newline at its end."
@@ -108,8 +107,8 @@ def generate(
     tool_calls where there are any, reason (stop, length, tool_calls, cancelled), prompt_tokens, cached_tokens,
     completion_tokens, seconds_to_first_token, seconds.
     """
-    from muster.cli.client import run
-    from muster.protocol import Generate
+    from muster.cli.client import generation, run
+    from muster.protocol import Chunk, Generate, Prefilled, Started
     from muster.sampling import Message, SamplingParams
 
     check_positive("--timeout", timeout)
@@ -129,13 +128,14 @@ def generate(
     async def work(client: ControlClient) -> None:
         chunks: list[Chunk] = []
 
-        def show(chunk: Chunk) -> None:
-            chunks.append(chunk)
-            if not json:
-                _show_chunk(chunk)
+        def show(piece: Started | Prefilled | Chunk) -> None:
+            if isinstance(piece, Chunk):
+                chunks.append(piece)
+                if not json:
+                    _show_chunk(piece)
 
         try:
-            done = await _generate(client, request, timeout, show)
+            done = await generation(client, request, timeout, show)
         except BaseException:
             if chunks and not json:  # the shell's prompt or the error begins on a line of its own
                 sys.stdout.write("\n")
@@ -156,41 +156,6 @@ def _show_chunk(chunk: Chunk) -> None:
         sys.stderr.flush()
     sys.stdout.write(chunk.text + "".join(f"\n{call.name}({call.arguments})" for call in chunk.tool_calls))
     sys.stdout.flush()
-
-
-async def _generate(client: ControlClient, request: Generate, timeout: float, show: Callable[[Chunk], None]) -> Done:
-    """Stream one generation.
-
-    Raises:
-        RefusedError: the coordinator or rank 0 refused it, or the instance ended meanwhile.
-        ProtocolError: something else came.
-    """
-    from muster.bus import RefusedError
-    from muster.errors import ProtocolError
-    from muster.protocol import CancelGenerate, Chunk, Done, Prefilled, Refused, Started
-
-    stream = client.stream(request, timeout_seconds=timeout)
-    ended = False
-    try:
-        async with stream as replies:
-            async for reply in replies:
-                match reply:
-                    case Chunk():
-                        show(reply)
-                    case Started() | Prefilled():
-                        pass
-                    case Done():
-                        ended = True
-                        return reply
-                    case Refused(failure=failure):
-                        ended = True
-                        raise RefusedError(failure)
-                    case _:
-                        break
-    finally:
-        if not ended:  # nobody reads on: without this the ranks would go on to the last token
-            client.send(CancelGenerate(id=stream.id))
-    raise ProtocolError("the answer ended without an end", remedy="Use the same version of muster on both ends.")
 
 
 def _write_answer(done: Done, chunks: list[Chunk]) -> None:
