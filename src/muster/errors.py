@@ -116,10 +116,36 @@ class LogError(MusterError):
     retryable = True
 
 
+class FencedError(LogError):
+    """Another coordinator has a higher term: this one may not write any more."""
+
+    kind = "fenced"
+
+
+class QuorumError(LogError):
+    """This coordinator cannot reach a second vote, so that another one may have taken over."""
+
+    kind = "no-quorum"
+
+
+class StandbyError(MusterError):
+    """A standby was asked for what only the active coordinator does."""
+
+    kind = "standby"
+    retryable = True
+
+
 class UnreachableError(MusterError):
     """The coordinator does not answer at the address given."""
 
     kind = "coordinator-unreachable"
+    retryable = True
+
+
+class AnswerLostError(MusterError):
+    """A model's answer had begun, and the coordinator that passed it on is gone."""
+
+    kind = "answer-lost"
     retryable = True
 
 
@@ -133,6 +159,12 @@ class ScopeError(MusterError):
     """The coordination file cannot be put in place, or its directory is not private."""
 
     kind = "scope-unavailable"
+
+
+class ScopeWriteError(ScopeError):
+    """The coordination file cannot be written: a full disk may have room again, and another node may have it now."""
+
+    retryable = True
 
 
 class LockError(MusterError):

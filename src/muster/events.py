@@ -28,11 +28,15 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
 
 
 class CoordinatorStarted(Fact, frozen=True, kw_only=True, tag="coordinator.started"):
-    """A coordinator opened the log. `epoch` names the log, `boot` this run of the coordinator."""
+    """A coordinator opened the log. `epoch` names the log, `boot` this run of the coordinator.
+
+    `term` counts who may write: a standby that takes over has a higher one, and who has a lower one is fenced.
+    """
 
     epoch: str
     boot: BootId
     version: str
+    term: int = 1
 
 
 class NodeJoined(Fact, frozen=True, kw_only=True, tag="node.joined"):
@@ -47,6 +51,54 @@ class NodeLost(Fact, frozen=True, kw_only=True, tag="node.lost"):
     node: NodeId
     boot: BootId
     reason: str
+
+
+class NodeSuspected(Fact, frozen=True, kw_only=True, tag="node.suspected"):
+    """A node is late with its heartbeat. It keeps what it has and is given nothing new."""
+
+    node: NodeId
+    boot: BootId
+    reason: str
+
+
+class NodeHeard(Fact, frozen=True, kw_only=True, tag="node.heard"):
+    """A suspected node was heard again before its lease ran out."""
+
+    node: NodeId
+    boot: BootId
+
+
+class NodeDraining(Fact, frozen=True, kw_only=True, tag="node.draining"):
+    """An operator wants the node empty: it is given nothing new, and what it has is placed again elsewhere.
+
+    Models first finish the requests that they have begun. Scripts are left to their end, unless `now`.
+    """
+
+    node: NodeId
+    reason: str = ""
+    now: bool = False
+
+
+class NodeSetAside(Fact, frozen=True, kw_only=True, tag="node.set-aside"):
+    """A node keeps failing, or has something left that cannot be ended: it is given nothing new.
+
+    Until `until_ns`, when it is tried again; with `None` until it is clean, its worker starts again, or an operator
+    says so.
+    """
+
+    node: NodeId
+    boot: BootId
+    reason: str
+    remedy: str = ""
+    until_ns: int | None = None
+
+
+class NodeResumed(Fact, frozen=True, kw_only=True, tag="node.resumed"):
+    """A node that was drained or set aside takes instances again; on `trial` the next failure sets it aside again."""
+
+    node: NodeId
+    reason: str = ""
+    trial: bool = False
 
 
 class InstanceFact(Fact, frozen=True, kw_only=True):
@@ -65,11 +117,55 @@ class InstanceCreated(InstanceFact, frozen=True, kw_only=True, tag="instance.cre
     key: str = ""
 
 
+class AdoptedRank(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank that was found ready: what its events said when it came up."""
+
+    rank: int
+    node: NodeId
+    boot: BootId
+    pid: int
+    process_started: float
+    addresses: tuple[Address, ...] = ()
+    steps: str | None = None
+    layers: tuple[int, int] | None = None
+    sharding: str = "none"
+    weights_bytes: int = 0
+
+
 class AttemptStarted(InstanceFact, frozen=True, kw_only=True, tag="attempt.started"):
     """A further attempt begins, after every process of the one before is gone."""
 
     assignments: tuple[Assignment, ...]
     backend: Backend
+
+
+class AttemptEnding(InstanceFact, frozen=True, kw_only=True, tag="attempt.ending"):
+    """The attempt is ended although nothing failed, and the next one follows: an operator wants it elsewhere.
+
+    A model first finishes the requests that it has begun, for `drain_seconds` at most; new ones wait for the next.
+    """
+
+    reason: str
+    drain_seconds: float = 0.0
+
+
+class InstanceRetried(InstanceFact, frozen=True, kw_only=True, tag="instance.retried"):
+    """An operator wants a failed instance tried again, now and with its whole budget."""
+
+
+class InstanceAdopted(InstanceFact, frozen=True, kw_only=True, tag="instance.adopted"):
+    """An instance that this log did not know was found running on every one of its nodes, and is kept as it is."""
+
+    spec: InstanceSpec
+    backend: Backend
+    ranks: tuple[AdoptedRank, ...]
+    key: str = ""
+
+
+class InstanceCleared(InstanceFact, frozen=True, kw_only=True, tag="instance.cleared"):
+    """An instance that this log does not know was found and cannot be kept: its ranks are torn down."""
+
+    reason: str
 
 
 class InstanceReady(InstanceFact, frozen=True, kw_only=True, tag="instance.ready"):
@@ -152,17 +248,32 @@ class RankFailed(RankFact, frozen=True, kw_only=True, tag="rank.failed"):
 
 
 class RankGone(RankFact, frozen=True, kw_only=True, tag="rank.gone"):
-    """The rank's process is gone for certain, its files and ports with it. `exit_code` < 0 is minus the signal."""
+    """The rank's process is gone for certain, its files and ports with it. `exit_code` < 0 is minus the signal.
+
+    `left` names what could not be verified to be gone, such as a process that the kernel does not end: the node is
+    set aside for it, with `remedy`, and the instance goes on elsewhere.
+    """
 
     exit_code: int | None = None
+    left: str = ""
+    remedy: str = ""
 
 
 Event = (
     CoordinatorStarted
     | NodeJoined
+    | NodeSuspected
+    | NodeHeard
     | NodeLost
+    | NodeDraining
+    | NodeSetAside
+    | NodeResumed
     | InstanceCreated
     | AttemptStarted
+    | AttemptEnding
+    | InstanceRetried
+    | InstanceAdopted
+    | InstanceCleared
     | InstanceReady
     | InstanceFailed
     | InstanceFinished
@@ -187,11 +298,16 @@ class Unknown(msgspec.Struct, frozen=True):
 
 
 class ReportId(msgspec.Struct, frozen=True, kw_only=True):
-    """Which report of a worker an event came in; `n` counts up within a boot, so that each is applied once."""
+    """Which report of a worker an event came in; `n` counts up within a boot, so that each is applied once.
+
+    `happened_ns` is when it happened on the coordinator's clock, as far as the node's clock could be compared with
+    it; 0 where it could not.
+    """
 
     node: NodeId
     boot: BootId
     n: int
+    happened_ns: int = 0
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,18 +7,27 @@ from typing import assert_never
 import msgspec
 
 from muster.events import (
+    AttemptEnding,
     AttemptStarted,
     CoordinatorStarted,
     Envelope,
     Event,
+    InstanceAdopted,
+    InstanceCleared,
     InstanceCreated,
     InstanceDeleted,
     InstanceDeleting,
     InstanceFailed,
     InstanceFinished,
     InstanceReady,
+    InstanceRetried,
+    NodeDraining,
+    NodeHeard,
     NodeJoined,
     NodeLost,
+    NodeResumed,
+    NodeSetAside,
+    NodeSuspected,
     RankConnected,
     RankFailed,
     RankGone,
@@ -28,6 +37,7 @@ from muster.events import (
     RankReady,
     Unknown,
 )
+from muster.fold_nodes import fold_node, lose_node, set_aside, with_fault
 from muster.spec import (
     Assignment,
     Failure,
@@ -35,10 +45,12 @@ from muster.spec import (
     Phase,
 )
 from muster.state import (
+    Aside,
     Assigned,
     Broken,
     Connected,
     Deleting,
+    Ending,
     Failed,
     Finished,
     Gone,
@@ -46,22 +58,40 @@ from muster.state import (
     InstanceStatus,
     Listening,
     Loaded,
-    Node,
     Prepared,
     Rank,
     Ready,
     Running,
     Starting,
     State,
-    counted_failures,
+    blames_node,
     is_script,
+    is_settled,
     phase_of,
     rank_of,
     wants_ranks,
+    with_instance,
+    with_rank,
 )
 
 #: How many failures of earlier attempts an instance remembers.
 FAILURES_KEPT = 8
+
+
+RankEvent = RankPrepared | RankListening | RankConnected | RankLoaded | RankReady | RankFailed | RankGone
+InstanceEvent = (
+    InstanceCreated
+    | InstanceAdopted
+    | InstanceCleared
+    | AttemptStarted
+    | AttemptEnding
+    | InstanceRetried
+    | InstanceReady
+    | InstanceFailed
+    | InstanceFinished
+    | InstanceDeleting
+    | InstanceDeleted
+)
 
 
 def apply(state: State, envelope: Envelope) -> State:
@@ -85,29 +115,47 @@ def apply(state: State, envelope: Envelope) -> State:
 def _fold(state: State, event: Event, envelope: Envelope) -> State:
     match event:
         case CoordinatorStarted():
-            return msgspec.structs.replace(state, epoch=event.epoch, coordinator_boot=event.boot)
-        case NodeJoined():
-            node = Node(info=event.info, since_ns=envelope.time_ns)
-            return msgspec.structs.replace(state, nodes={**state.nodes, event.info.node: node})
+            return msgspec.structs.replace(state, epoch=event.epoch, term=event.term, coordinator_boot=event.boot)
+        case NodeJoined() | NodeSuspected() | NodeHeard() | NodeDraining() | NodeSetAside() | NodeResumed():
+            return fold_node(state, event, envelope.time_ns)
         case NodeLost():
-            return _lose_node(state, event, envelope.time_ns)
+            return lose_node(state, event, envelope.time_ns)
+        case (
+            InstanceCreated()
+            | InstanceAdopted()
+            | InstanceCleared()
+            | AttemptStarted()
+            | AttemptEnding()
+            | InstanceRetried()
+            | InstanceReady()
+            | InstanceFailed()
+            | InstanceFinished()
+            | InstanceDeleting()
+            | InstanceDeleted()
+        ):
+            return _fold_instance(state, event, envelope)
+        case (
+            RankPrepared() | RankListening() | RankConnected() | RankLoaded() | RankReady() | RankFailed() | RankGone()
+        ):
+            return _fold_rank(state, event, envelope.time_ns)
+    assert_never(event)
+
+
+def _fold_instance(state: State, event: InstanceEvent, envelope: Envelope) -> State:
+    match event:
         case InstanceCreated():
-            instance = Instance(
-                id=event.instance,
-                spec=event.spec,
-                created_ns=envelope.time_ns,
-                attempt=event.attempt,
-                backend=event.backend,
-                status=Starting(),
-                since_ns=envelope.time_ns,
-                ranks=_assigned(event.assignments, envelope.time_ns),
-                created_by=envelope.sequence,
-                caused_by=envelope.sequence,
-                key=event.key,
-            )
-            return _with_instance(state, instance)
+            return with_instance(state, _created(event, envelope))
+        case InstanceAdopted():
+            return with_instance(state, _adopted(event, envelope))
+        case InstanceCleared():
+            return state  # it was never in this log
         case AttemptStarted():
             return _begin_attempt(state, event, envelope)
+        case AttemptEnding():
+            status = Ending(event.reason, event.drain_seconds)
+            return _with_status(state, event.instance, event.attempt, status, envelope.time_ns)
+        case InstanceRetried():
+            return _retry_instance(state, event, envelope.time_ns)
         case InstanceReady():
             return _with_status(state, event.instance, event.attempt, Running(), envelope.time_ns)
         case InstanceFailed():
@@ -120,14 +168,8 @@ def _fold(state: State, event: Event, envelope: Envelope) -> State:
         case InstanceDeleted():
             instances = {key: value for key, value in state.instances.items() if key != event.instance}
             return msgspec.structs.replace(state, instances=instances)
-        case (
-            RankPrepared() | RankListening() | RankConnected() | RankLoaded() | RankReady() | RankFailed() | RankGone()
-        ):
-            return _fold_rank(state, event, envelope.time_ns)
-    assert_never(event)
-
-
-RankEvent = RankPrepared | RankListening | RankConnected | RankLoaded | RankReady | RankFailed | RankGone
+        case _:
+            assert_never(event)
 
 
 def _fold_rank(state: State, event: RankEvent, time_ns: int) -> State:
@@ -163,10 +205,12 @@ def _fold_rank(state: State, event: RankEvent, time_ns: int) -> State:
         case RankGone():
             failure = _end_of(state.instances[event.instance], rank, event.exit_code)
             rank = msgspec.structs.replace(rank, state=Gone(event.exit_code, failure))
+            if event.left:
+                state = set_aside(state, event.node, Aside(event.left, event.remedy))
         case _:
             assert_never(event)
     instance = state.instances[event.instance]
-    return _with_instance(state, _with_rank(instance, msgspec.structs.replace(rank, since_ns=time_ns)))
+    return with_instance(state, with_rank(instance, msgspec.structs.replace(rank, since_ns=time_ns)))
 
 
 def _end_of(instance: Instance, rank: Rank, exit_code: int | None) -> Failure | None:
@@ -188,20 +232,60 @@ def _end_of(instance: Instance, rank: Rank, exit_code: int | None) -> Failure | 
     )
 
 
+def _created(event: InstanceCreated, envelope: Envelope) -> Instance:
+    return Instance(
+        id=event.instance,
+        spec=event.spec,
+        created_ns=envelope.time_ns,
+        attempt=event.attempt,
+        backend=event.backend,
+        status=Starting(),
+        since_ns=envelope.time_ns,
+        ranks=_assigned(event.assignments, envelope.time_ns),
+        created_by=envelope.sequence,
+        caused_by=envelope.sequence,
+        key=event.key,
+    )
+
+
+def _adopted(event: InstanceAdopted, envelope: Envelope) -> Instance:
+    ranks = tuple(
+        Rank(
+            rank=found.rank,
+            node=found.node,
+            boot=found.boot,
+            state=Ready(),
+            since_ns=envelope.time_ns,
+            pid=found.pid,
+            process_started=found.process_started,
+            addresses=found.addresses,
+            steps=found.steps,
+            layers=found.layers,
+            sharding=found.sharding,
+            weights_bytes=found.weights_bytes,
+        )
+        for found in sorted(event.ranks, key=lambda found: found.rank)
+    )
+    return Instance(
+        id=event.instance,
+        spec=event.spec,
+        created_ns=envelope.time_ns,
+        attempt=event.attempt,
+        backend=event.backend,
+        status=Running(),
+        since_ns=envelope.time_ns,
+        ranks=ranks,
+        created_by=envelope.sequence,
+        caused_by=envelope.sequence,
+        key=event.key,
+    )
+
+
 def _assigned(assignments: tuple[Assignment, ...], time_ns: int) -> tuple[Rank, ...]:
     return tuple(
         Rank(rank=item.rank, node=item.node, boot=item.boot, state=Assigned(), since_ns=time_ns)
         for item in sorted(assignments, key=lambda item: item.rank)
     )
-
-
-def _with_rank(instance: Instance, rank: Rank) -> Instance:
-    ranks = (*instance.ranks[: rank.rank], rank, *instance.ranks[rank.rank + 1 :])
-    return msgspec.structs.replace(instance, ranks=ranks)
-
-
-def _with_instance(state: State, instance: Instance) -> State:
-    return msgspec.structs.replace(state, instances={**state.instances, instance.id: instance})
 
 
 def _with_status(state: State, instance_id: InstanceId, attempt: int, status: InstanceStatus, time_ns: int) -> State:
@@ -210,14 +294,14 @@ def _with_status(state: State, instance_id: InstanceId, attempt: int, status: In
         return state
     if not isinstance(status, Deleting) and not wants_ranks(instance):
         return state  # an attempt that has failed, or is being deleted, is not ready any more
-    return _with_instance(state, msgspec.structs.replace(instance, status=status, since_ns=time_ns))
+    return with_instance(state, msgspec.structs.replace(instance, status=status, since_ns=time_ns))
 
 
 def _begin_attempt(state: State, event: AttemptStarted, envelope: Envelope) -> State:
     instance = state.instances.get(event.instance)
     if instance is None or event.attempt <= instance.attempt:
         return state
-    return _with_instance(
+    return with_instance(
         state,
         msgspec.structs.replace(
             instance,
@@ -235,41 +319,31 @@ def _fail_instance(state: State, event: InstanceFailed, time_ns: int) -> State:
     instance = state.instances.get(event.instance)
     if instance is None or instance.attempt != event.attempt:
         return state
-    return _with_instance(
+    failure = event.failure
+    settled = is_settled(instance, time_ns)
+    blamed = {} if settled else instance.blamed
+    failed = 0 if settled else instance.failed_attempts
+    if failure.phase is not Phase.PLACING:  # a placement that was refused is no attempt: nothing was started
+        blamed, failed = {**blamed, failure.rank: blamed.get(failure.rank, 0) + 1}, failed + 1
+    if blames_node(failure) and wants_ranks(instance):
+        state = with_fault(state, failure.node, time_ns, settled=settled)
+    return with_instance(
         state,
         msgspec.structs.replace(
             instance,
-            status=Broken(event.failure, event.retry_at_ns),
+            status=Broken(failure, event.retry_at_ns),
             since_ns=time_ns,
-            failures=(*instance.failures, event.failure)[-FAILURES_KEPT:],
-            # A placement that was refused is no attempt: nothing was started.
-            failed_attempts=counted_failures(instance, time_ns) + (event.failure.phase is not Phase.PLACING),
+            failures=(*instance.failures, failure)[-FAILURES_KEPT:],
+            failed_attempts=failed,
+            blamed=blamed,
         ),
     )
 
 
-def _lose_node(state: State, event: NodeLost, time_ns: int) -> State:
-    """Every process of a lost boot counts as gone: a worker's runners die with it."""
-    node = state.nodes.get(event.node)
-    if node is None or node.info.boot != event.boot:
+def _retry_instance(state: State, event: InstanceRetried, time_ns: int) -> State:
+    instance = state.instances.get(event.instance)
+    if instance is None or instance.attempt != event.attempt or not isinstance(instance.status, Broken):
         return state
-    nodes = {**state.nodes, event.node: msgspec.structs.replace(node, lost=event.reason, since_ns=time_ns)}
-    state = msgspec.structs.replace(state, nodes=nodes)
-    for instance in state.instances.values():
-        for rank in instance.ranks:
-            if rank.node != event.node or rank.boot != event.boot or isinstance(rank.state, Gone):
-                continue
-            failure = rank.state.failure if isinstance(rank.state, Failed) else None
-            lost = failure or Failure(
-                kind="node-lost",
-                message=f"node {event.node} was lost: {event.reason}",
-                remedy="Start its worker again, or create the instance on other nodes.",
-                phase=phase_of(instance, rank),
-                rank=rank.rank,
-                node=event.node,
-                retryable=True,
-            )
-            gone = msgspec.structs.replace(rank, state=Gone(None, lost), since_ns=time_ns)
-            instance = _with_rank(instance, gone)
-        state = _with_instance(state, instance)
-    return state
+    status = Broken(instance.status.failure, time_ns)
+    whole = msgspec.structs.replace(instance, status=status, since_ns=time_ns, failed_attempts=0, blamed={})
+    return with_instance(state, whole)

@@ -12,32 +12,45 @@ import msgspec
 
 from muster.errors import PlacementError
 from muster.events import (
+    AttemptEnding,
     AttemptStarted,
     Event,
     InstanceDeleted,
     InstanceFailed,
     InstanceFinished,
     InstanceReady,
+    NodeHeard,
     NodeLost,
+    NodeResumed,
+    NodeSetAside,
+    NodeSuspected,
 )
 from muster.placement import place
-from muster.spec import Failure, InstanceId, NodeId, Phase, RestartOnFailure
+from muster.spec import Failure, InstanceId, ModelWorkload, NodeId, Phase, RestartOnFailure
 from muster.state import (
+    FAULTS_NS,
+    Aside,
     Broken,
     Deleting,
+    Draining,
+    Ending,
     Failed,
     Finished,
     Gone,
     Instance,
+    Node,
     Rank,
     Ready,
     Running,
+    Serving,
     Starting,
     State,
     all_gone,
     counted_failures,
     is_script,
+    is_settled,
     phase_of,
+    takes_instances,
 )
 
 SECOND = 1_000_000_000
@@ -51,11 +64,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Clocks of the coordinator, in seconds."""
 
     heartbeat_seconds: float = 1.0
-    lease_seconds: float = 5.0  #: a node that is silent for so long is lost
+    lease_seconds: float = 5.0  #: a node that is silent for so long is lost; for half as long, it is given nothing new
     blame_seconds: float = 1.0  #: how long the echo of a failure waits for the failure itself
     grace_seconds: float = 5.0  #: how long a worker may be late to report a deadline that it enforces
+    aside_failures: int = 3  #: so many within ten minutes that are blamed on one node set it aside
+    aside_seconds: float = 60.0  #: for so long, then twice as long, and so on
+    aside_max_seconds: float = 3600.0
     ended_seconds: float = 24 * 3600.0  #: how long a failed or finished instance stays to be looked at
     ended_kept: int = 200  #: and how many of them at most
+
+    @property
+    def suspect_seconds(self) -> float:
+        """After so much silence a node is suspect: half its lease."""
+        return self.lease_seconds / 2
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +98,13 @@ def decide(state: State, observed: Observed, now_ns: int, settings: Settings) ->
 
     `now_ns` is on the clock of the envelopes. At most one event per node and instance.
     """
-    decisions = list(_lost_nodes(state, observed, now_ns, settings))
+    decisions: list[Decision] = []
+    for name, node in state.nodes.items():
+        event = _next_of_node(name, node, state, observed, now_ns, settings)
+        if event is not None:
+            decisions.append(Decision(event))
+        if isinstance(event, NodeSetAside):
+            break  # the next one must see that this one is aside: somebody has to be left
     if decisions:
         return decisions
     for instance in state.instances.values():
@@ -91,11 +118,7 @@ def decide(state: State, observed: Observed, now_ns: int, settings: Settings) ->
 
 def wake_ns(state: State, observed: Observed, now_ns: int, settings: Settings) -> int | None:
     """The next time, after `now_ns`, at which `decide` may say something new by itself; `None` for never."""
-    times = [
-        observed.heard_ns.get(name, now_ns) + int(settings.lease_seconds * SECOND)
-        for name, node in state.nodes.items()
-        if node.lost is None
-    ]
+    times = [time for name, node in state.nodes.items() for time in _node_times(name, node, observed, now_ns, settings)]
     for instance in state.instances.values():
         match instance.status:
             case Broken(failure=last, retry_at_ns=int(retry)) if all_gone(instance):
@@ -113,13 +136,57 @@ def wake_ns(state: State, observed: Observed, now_ns: int, settings: Settings) -
 # --- nodes ----------------------------------------------------------------------------------------------------
 
 
-def _lost_nodes(state: State, observed: Observed, now_ns: int, settings: Settings) -> Iterator[Decision]:
-    lease = int(settings.lease_seconds * SECOND)
-    for name, node in state.nodes.items():
-        silent = now_ns - observed.heard_ns.get(name, now_ns)
-        if node.lost is None and silent >= lease:
-            reason = f"no heartbeat for {silent / SECOND:.1f} s (lease {settings.lease_seconds:g} s)"
-            yield Decision(NodeLost(node=name, boot=node.info.boot, reason=reason))
+def _next_of_node(
+    name: NodeId, node: Node, state: State, observed: Observed, now_ns: int, settings: Settings
+) -> Event | None:
+    if node.lost is not None:
+        return None
+    silent = (now_ns - observed.heard_ns.get(name, now_ns)) / SECOND
+    said = f"no heartbeat for {silent:.1f} s"
+    if silent >= settings.lease_seconds:
+        return NodeLost(node=name, boot=node.info.boot, reason=f"{said} (lease {settings.lease_seconds:g} s)")
+    if silent >= settings.suspect_seconds and node.suspect is None:
+        reason = f"{said}; it is lost after {settings.lease_seconds:g} s"
+        return NodeSuspected(node=name, boot=node.info.boot, reason=reason)
+    if silent < settings.suspect_seconds and node.suspect is not None:
+        return NodeHeard(node=name, boot=node.info.boot)
+    match node.duty:
+        case Aside(until_ns=int(until)) if until <= now_ns:
+            return NodeResumed(node=name, reason="it is tried again", trial=True)
+        case Serving():
+            return _set_aside(name, node, state, now_ns, settings)
+        case _:
+            return None
+
+
+def _set_aside(name: NodeId, node: Node, state: State, now_ns: int, settings: Settings) -> NodeSetAside | None:
+    """Give a node that keeps failing nothing new, where another one is left."""
+    faults = [fault for fault in node.faults_ns if now_ns - fault < FAULTS_NS]
+    enough = settings.aside_failures if node.asides == 0 else 1
+    if len(faults) < enough or not any(takes_instances(other) for key, other in state.nodes.items() if key != name):
+        return None
+    wait = min(settings.aside_seconds * 2.0 ** min(node.asides, _MOST_DOUBLINGS), settings.aside_max_seconds)
+    blamed = [item for instance in state.instances.values() for item in instance.failures if item.node == name]
+    last = f", at last: {blamed[-1].message}" if blamed else ""
+    again = " since it was tried again" if node.asides else f" in {FAULTS_NS // SECOND // 60} minutes"
+    return NodeSetAside(
+        node=name,
+        boot=node.info.boot,
+        reason=f"{len(faults)} failure(s){again} are blamed on it{last}",
+        remedy=f"See: muster events --node {name}. When it is mended: muster resume {name}",
+        until_ns=now_ns + int(wait * SECOND),
+    )
+
+
+def _node_times(name: NodeId, node: Node, observed: Observed, now_ns: int, settings: Settings) -> Iterator[int]:
+    if node.lost is not None:
+        return
+    heard = observed.heard_ns.get(name, now_ns)
+    yield heard + int(settings.lease_seconds * SECOND)
+    if node.suspect is None:
+        yield heard + int(settings.suspect_seconds * SECOND)
+    if isinstance(node.duty, Aside) and node.duty.until_ns is not None:
+        yield node.duty.until_ns
 
 
 # --- instances ------------------------------------------------------------------------------------------------
@@ -131,6 +198,9 @@ def _next(instance: Instance, state: State, observed: Observed, now_ns: int, set
             failure = _blame(instance, observed, now_ns, settings) or _overdue(instance, observed, now_ns, settings)
             if failure is not None:
                 return fail(instance, failure, now_ns)
+            moved = _leave_drained(instance, state)
+            if moved is not None:
+                return moved
             if is_script(instance) and all_gone(instance):
                 return InstanceFinished(instance=instance.id, attempt=instance.attempt)
             if isinstance(instance.status, Starting) and all(_up(instance, rank) for rank in instance.ranks):
@@ -138,6 +208,8 @@ def _next(instance: Instance, state: State, observed: Observed, now_ns: int, set
             return None
         case Broken(failure=last, retry_at_ns=int(retry)) if retry <= now_ns and all_gone(instance):
             return _retry(instance, last, state, now_ns)
+        case Ending() if all_gone(instance):
+            return _retry(instance, None, state, now_ns)
         case Deleting() if all_gone(instance):
             return InstanceDeleted(instance=instance.id, attempt=instance.attempt)
         case _:
@@ -154,7 +226,7 @@ def _up(instance: Instance, rank: Rank) -> bool:
             return False
 
 
-def _retry(instance: Instance, last: Failure, state: State, now_ns: int) -> Event | None:
+def _retry(instance: Instance, last: Failure | None, state: State, now_ns: int) -> Event | None:
     """The next attempt. Where it has no place it waits for one, and says so once for each reason."""
     try:
         placement = place(instance.spec, state)
@@ -173,13 +245,34 @@ def _retry(instance: Instance, last: Failure, state: State, now_ns: int) -> Even
     )
 
 
+def _leave_drained(instance: Instance, state: State) -> AttemptEnding | None:
+    """The end of an attempt that has a rank on a node that is to be empty. A script is left to its end if it may be."""
+    for rank in instance.ranks:
+        node = state.nodes.get(rank.node)
+        if node is None or not isinstance(node.duty, Draining) or isinstance(rank.state, Gone):
+            continue
+        if is_script(instance) and not node.duty.now:
+            continue
+        serves = isinstance(instance.status, Running) and isinstance(instance.spec.workload, ModelWorkload)
+        return AttemptEnding(
+            instance=instance.id,
+            attempt=instance.attempt,
+            reason=f"node {rank.node} is being drained",
+            drain_seconds=instance.spec.deadlines.drain_seconds if serves and not node.duty.now else 0.0,
+        )
+    return None
+
+
 def fail(instance: Instance, failure: Failure, now_ns: int) -> InstanceFailed:
-    """The end of the current attempt, with the time of the next one as the restart policy has it."""
+    """The end of the current attempt, with the time of the next one as the restart policy has it.
+
+    The budget is the blamed rank's own; the wait grows with every failed attempt, whoever is to blame.
+    """
     restart = instance.spec.restart
     retry_at_ns: int | None = None
-    failed = counted_failures(instance, now_ns)
-    if isinstance(restart, RestartOnFailure) and failure.retryable and failed < restart.maximum:
-        doublings = min(failed, _MOST_DOUBLINGS)
+    counted = counted_failures(instance, failure.rank, now_ns)
+    if isinstance(restart, RestartOnFailure) and failure.retryable and counted < restart.maximum:
+        doublings = 0 if is_settled(instance, now_ns) else min(instance.failed_attempts, _MOST_DOUBLINGS)
         wait = min(restart.backoff_seconds * 2.0**doublings, restart.backoff_max_seconds)
         retry_at_ns = now_ns + int(wait * SECOND)
     return InstanceFailed(instance=instance.id, attempt=instance.attempt, failure=failure, retry_at_ns=retry_at_ns)
@@ -219,7 +312,12 @@ def _blame(instance: Instance, observed: Observed, now_ns: int, settings: Settin
     if primary:
         return min(primary, key=lambda item: item[0])[1]
     first_ns, echo = min(failed, key=lambda item: item[0])
-    return echo if now_ns >= _blame_due_ns(instance, observed, first_ns, settings) else None
+    if now_ns < _blame_due_ns(instance, observed, first_ns, settings):
+        return None
+    if echo.step is None:
+        return echo
+    # Ranks that wait for each other are late together: the one at the lowest step is whom the others wait for.
+    return min((failure for _, failure in failed if failure.step is not None), key=lambda failure: failure.step or 0)
 
 
 def _blame_due_ns(instance: Instance, observed: Observed, first_ns: int, settings: Settings) -> int:

@@ -6,7 +6,7 @@ import msgspec
 
 from muster.errors import PlacementError
 from muster.spec import Assignment, Backend, GroupWorkload, InstanceSpec, ModelWorkload, NodeId
-from muster.state import Gone, Node, State
+from muster.state import Aside, Draining, Gone, Node, State, takes_instances
 
 #: What a rank takes before any weight: the interpreter, MLX and, for a model, mlx-lm (measured: 115 and 330 MB).
 RANK_BYTES = 128 * 2**20
@@ -75,16 +75,45 @@ def place(spec: InstanceSpec, state: State) -> Placement:
     return Placement(assignments=assignments, backend=backend)
 
 
+def why_not(node: Node) -> str:
+    """Why a node takes no instances, as in "node a is being drained"; empty where it takes them."""
+    if node.lost is not None:
+        return f"is lost: {node.lost}"
+    if node.suspect is not None:
+        return f"is suspect: {node.suspect}"
+    match node.duty:
+        case Draining():
+            return "is being drained"
+        case Aside(reason=reason):
+            return f"is set aside: {reason}"
+        case _:
+            return ""
+
+
+def _may_be_asked_for(node: Node) -> bool:
+    """Whether the node may be used where it is named: then also one that is set aside only because it failed."""
+    return takes_instances(node) or (node.suspect is None and isinstance(node.duty, Aside) and node.duty.on_trial)
+
+
 def _rooms(spec: InstanceSpec, state: State) -> list[_Room]:
     alive = {name: node for name, node in state.nodes.items() if node.lost is None}
     if not alive:
         lost = "; ".join(f"{name} is lost: {node.lost}" for name, node in sorted(state.nodes.items()))
         missing = f"no node is there ({lost})" if lost else "no node has joined"
         raise PlacementError(missing, remedy="Start one with: muster worker --join ADDRESS")
-    names = spec.nodes or tuple(sorted(alive))
+    names = spec.nodes or tuple(sorted(name for name, node in alive.items() if takes_instances(node)))
+    if not names:
+        reasons = "; ".join(f"{name} {why_not(node)}" for name, node in sorted(state.nodes.items()))
+        raise PlacementError(
+            f"no node takes instances: {reasons}", remedy="Wait, start another worker, or: muster resume NODE"
+        )
     for name in names:
-        if name in alive:
+        if name in alive and _may_be_asked_for(alive[name]):
             continue
+        if name in alive:
+            raise PlacementError(
+                f"node {name} {why_not(alive[name])}", remedy=f"Leave it out of --nodes, or: muster resume {name}"
+            )
         if name in state.nodes:
             reason = f"node {name} is lost: {state.nodes[name].lost}"
             raise PlacementError(reason, remedy="Start its worker again, or leave it out of --nodes.")

@@ -1,7 +1,7 @@
-"""What passes between the coordinator and its workers and clients: control, telemetry, and the events socket.
+"""What workers and clients ask of the coordinator, on the control socket; `muster.replies` is what it answers.
 
-All are tagged Structs in msgpack, with the evolution rules of `muster.events`. A `Call` on the control socket is
-answered by one or more `Answer`s with the same `id`; the last one has `last` set.
+All are tagged Structs in msgpack, with the evolution rules of `muster.events`. A `Call` is answered by one or more
+`muster.replies.Answer`s with the same `id`; the last one has `last` set.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from typing import Any
 
 import msgspec
 
-from muster.sampling import Message, SamplingParams, TokenLogprob, Tool, ToolCall
+from muster.events import AdoptedRank
+from muster.sampling import Message, SamplingParams, Tool
 from muster.spec import (
+    Backend,
     BootId,
-    Failure,
     InstanceId,
     InstanceSpec,
     NodeId,
@@ -29,9 +30,31 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
 
 
 class Hello(Request, frozen=True, kw_only=True, tag="hello"):
-    """I am here; answer `Welcome`. `info` is `None` for an observer, which is no node."""
+    """I am here; answer `Welcome`. `info` is `None` for an observer, which is no node.
+
+    `holds` are the live ranks of this worker: a coordinator whose log does not know an instance learns of it here.
+    `epoch` and `term` are the highest that the caller has followed: a coordinator with a lower term of the same epoch
+    is fenced by that.
+    """
 
     info: NodeInfo | None = None
+    holds: tuple[Held, ...] = ()
+    epoch: str = ""
+    term: int = 0
+    proof: str = ""  #: from the refusal of the hello before: the caller hears what it is told
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """A live rank of a worker, with what is needed to adopt it. `ready` is whether it and all its siblings were."""
+
+    instance: InstanceId
+    attempt: int
+    spec: InstanceSpec
+    backend: Backend
+    world_size: int
+    rank: AdoptedRank
+    ready: bool
+    key: str = ""
 
 
 class Replay(Request, frozen=True, kw_only=True, tag="replay"):
@@ -40,12 +63,68 @@ class Replay(Request, frozen=True, kw_only=True, tag="replay"):
     after: int
 
 
+class Who(Request, frozen=True, kw_only=True, tag="who"):
+    """Who are you; answer `Role`. Also answered by a standby, and by a coordinator that was fenced."""
+
+
+class Promote(Request, frozen=True, kw_only=True, tag="promote"):
+    """Take over from the coordinator that you follow; answer `Role` or `Refused`.
+
+    Refused while that coordinator answers, unless `force`.
+    """
+
+    force: bool = False
+
+
+class Claim(Request, frozen=True, kw_only=True, tag="claim"):
+    """Let `holder` be the active coordinator of the epoch, in this term, for `seconds` from now on; answer `Vote`.
+
+    Asked of the witness, and by the active one of its standby. `holder` is a coordinator's name for itself, which a
+    restart does not change.
+    """
+
+    epoch: str
+    term: int
+    holder: str
+    seconds: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds <= 86_400:
+            raise ValueError(f"seconds is {self.seconds}; it must be above 0 and at most 86400")
+
+
+class Drain(Request, frozen=True, kw_only=True, tag="drain"):
+    """Give a node nothing new, and place what it has elsewhere; answer `Noted` or `Refused`. See `NodeDraining`."""
+
+    node: NodeId
+    reason: str = ""
+    now: bool = False
+
+
+class Resume(Request, frozen=True, kw_only=True, tag="resume"):
+    """Let a node that was drained or set aside take instances again; answer `Noted` or `Refused`."""
+
+    node: NodeId
+
+
+class Retry(Request, frozen=True, kw_only=True, tag="retry"):
+    """Try a failed instance (by id or name) again, now and with its whole budget; answer `Accepted` or `Refused`.
+
+    `move` ends the attempt of one that starts or runs, and places it afresh: back on its nodes, for example.
+    """
+
+    instance: str
+    move: bool = False
+
+
 class Report(Request, frozen=True, kw_only=True, tag="report"):
     """The `n`-th thing that happened in this boot of a node; answer `Acked`. Sent again until acknowledged.
 
     `event` is any `muster.events.Event`, or one of a newer worker, which is kept and skipped.
     `cause` is the sequence of the event that led to it. `oldest` is the lowest number that was not acknowledged
     when this was sent: everything below it is settled, also for a coordinator that was started since.
+    `happened_ns` is the worker's wall clock when it happened. `to` is the boot of the coordinator that the worker
+    last synchronised with: for any other the numbers may not yet be the right ones, and it refuses them for now.
     """
 
     node: NodeId
@@ -54,10 +133,15 @@ class Report(Request, frozen=True, kw_only=True, tag="report"):
     oldest: int = 1
     cause: int
     event: msgspec.Raw
+    happened_ns: int = 0
+    to: BootId = BootId("")
 
 
 class Output(Request, frozen=True, kw_only=True, tag="output"):
-    """Lines that a rank printed; `n` and `oldest` as in `Report`, answered the same way. Kept in memory, not logged."""
+    """Lines that a rank printed; `n`, `oldest` and `to` as in `Report`, answered the same way.
+
+    Kept in memory, not logged.
+    """
 
     node: NodeId
     boot: BootId
@@ -67,6 +151,7 @@ class Output(Request, frozen=True, kw_only=True, tag="output"):
     attempt: int
     rank: int
     lines: tuple[str, ...]
+    to: BootId = BootId("")
 
 
 class Beat(Request, frozen=True, kw_only=True, tag="beat"):
@@ -79,6 +164,9 @@ class Beat(Request, frozen=True, kw_only=True, tag="beat"):
     warm_runners: int = 0
     warm_memory_bytes: int = 0  #: resident size of one warm runner
     progress: tuple[Progress, ...] = ()
+    time_ns: int = 0  #: the worker's wall clock when it sent this
+    pulse_ns: int = 0  #: `time_ns` of the last `Pulse` that it heard
+    pulse_age_ns: int = 0  #: how long ago that was, on a clock that does not jump
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,7 +255,24 @@ class CancelGenerate(Request, frozen=True, kw_only=True, tag="cancel-generate"):
 
 
 AnyRequest = (
-    Hello | Replay | Report | Output | Beat | Create | Delete | Get | Query | ReadOutput | Generate | CancelGenerate
+    Hello
+    | Who
+    | Promote
+    | Claim
+    | Replay
+    | Report
+    | Output
+    | Beat
+    | Create
+    | Delete
+    | Drain
+    | Resume
+    | Retry
+    | Get
+    | Query
+    | ReadOutput
+    | Generate
+    | CancelGenerate
 )
 
 
@@ -176,182 +281,3 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     id: int
     request: AnyRequest
-
-
-# --- control: coordinator → worker or client ----------------------------------------------------------------
-
-
-class Reply(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
-    """Base of what the coordinator answers."""
-
-
-class Welcome(Reply, frozen=True, kw_only=True, tag="welcome"):
-    """The state up to its sequence, as msgpack of `muster.state.State`, and where to find the other sockets.
-
-    Endpoints are ports on the host that the caller reached the control socket at.
-    """
-
-    epoch: str
-    coordinator_boot: BootId
-    version: str
-    state: msgspec.Raw
-    events_port: int
-    generation_port: int
-    http_port: int | None = None
-    heartbeat_seconds: float
-    lease_seconds: float
-
-
-class Replayed(Reply, frozen=True, kw_only=True, tag="replayed"):
-    """Encoded envelopes in sequence, without a gap; `head` is the last sequence of the log."""
-
-    envelopes: tuple[bytes, ...]
-    head: int
-
-
-class Acked(Reply, frozen=True, kw_only=True, tag="acked"):
-    """Report `n` and all before it are safe; the worker may forget them."""
-
-    n: int
-
-
-class Created(Reply, frozen=True, kw_only=True, tag="created"):
-    """The request was accepted. `sequence` is that of its `InstanceCreated` event."""
-
-    instance: InstanceId
-    sequence: int
-
-
-class Accepted(Reply, frozen=True, kw_only=True, tag="accepted"):
-    """The request was carried out, or is being carried out. `sequence` is that of its event."""
-
-    instance: InstanceId
-    sequence: int
-
-
-class Refused(Reply, frozen=True, kw_only=True, tag="refused"):
-    """The request was not accepted, and changed nothing."""
-
-    failure: Failure
-
-
-class Snapshot(Reply, frozen=True, kw_only=True, tag="snapshot"):
-    """The state, as msgpack of `muster.state.State`, with what is not logged: node telemetry and progress."""
-
-    state: msgspec.Raw
-    beats: tuple[Beat, ...] = ()
-    memory_bytes: int = 0  #: resident size of the coordinator itself
-    log_bytes: int = 0
-
-
-class Found(Reply, frozen=True, kw_only=True, tag="found"):
-    """Encoded envelopes in sequence; `oldest` is the first sequence that the log still has."""
-
-    envelopes: tuple[bytes, ...]
-    head: int
-    oldest: int
-
-
-class Outputs(Reply, frozen=True, kw_only=True, tag="outputs"):
-    """Printed lines, in the order of their arrival; `position` is where to read on, `dropped` how many were lost
-    because the store is bounded."""
-
-    lines: tuple[OutputLine, ...]
-    position: int
-    dropped: int = 0
-
-
-class OutputLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One line that a rank printed."""
-
-    attempt: int
-    rank: int
-    text: str
-
-
-class Started(Reply, frozen=True, kw_only=True, tag="started"):
-    """The request is encoded and entered the batch. `cached_tokens` of the prompt need no computing.
-
-    `prompt` is the prompt's text where it was given as token ids.
-    """
-
-    prompt_tokens: int
-    cached_tokens: int = 0
-    prompt: str | None = None
-
-
-class Prefilled(Reply, frozen=True, kw_only=True, tag="prefilled"):
-    """How many of the prompt's tokens are done, those from the cache included."""
-
-    done: int
-    total: int
-
-
-class Chunk(Reply, frozen=True, kw_only=True, tag="chunk"):
-    """What some generated tokens add to the answer: text, reasoning, and whole tool calls; often nothing yet."""
-
-    text: str = ""
-    reasoning: str = ""
-    tool_calls: tuple[ToolCall, ...] = ()
-    tokens: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] = ()
-
-
-class Done(Reply, frozen=True, kw_only=True, tag="done"):
-    """The generation ended. `reason` is a `muster.sampling.FinishReason` or "cancelled"; `stop` is the stop string.
-
-    `reasoning_tokens` are those of the completion that were spent on reasoning. Seconds count from the runner's
-    receipt of the request.
-    """
-
-    reason: str
-    prompt_tokens: int
-    completion_tokens: int
-    seconds_to_first_token: float
-    seconds: float
-    cached_tokens: int = 0
-    reasoning_tokens: int = 0
-    stop: str | None = None
-
-
-#: What a generation is answered with; the last two end it.
-AnyPiece = Started | Prefilled | Chunk | Done | Refused
-
-AnyReply = (
-    Welcome
-    | Replayed
-    | Acked
-    | Created
-    | Accepted
-    | Refused
-    | Snapshot
-    | Found
-    | Outputs
-    | Started
-    | Prefilled
-    | Chunk
-    | Done
-)
-
-
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """A reply to the call with the same `id`."""
-
-    id: int
-    reply: AnyReply
-    last: bool = True
-
-
-# --- events socket ------------------------------------------------------------------------------------------
-
-TOPIC_EVENT = b"event"  #: second frame: an encoded envelope
-TOPIC_BEAT = b"beat"  #: second frame: a `Pulse`
-
-
-class Pulse(msgspec.Struct, frozen=True, kw_only=True):
-    """The coordinator's heartbeat: a subscriber whose sequence is behind `head` asks for a replay."""
-
-    epoch: str
-    coordinator_boot: BootId
-    head: int
-    time_ns: int

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from muster.protocol import AnyPiece, Generate
+from muster.protocol import Generate
+from muster.replies import AnyPiece
 from muster.spec import (
     Failure,
     InstanceId,
@@ -134,7 +135,13 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
     drain_seconds: float = 0.0
 
 
-ToRank = Prepare | Form | Stop
+class Redial(msgspec.Struct, frozen=True, kw_only=True, tag="redial"):
+    """Another coordinator has taken over: take requests from its generation endpoint. For rank 0 of a model."""
+
+    generation: str
+
+
+ToRank = Prepare | Form | Stop | Redial
 
 
 # --- runner frames: runner → worker -------------------------------------------------------------------------

@@ -10,8 +10,9 @@ import muster
 from muster.bus.endpoints import DEFAULT_CONTROL_PORT
 from muster.events import Envelope, Event
 from muster.group.shapes import Payload
-from muster.protocol import TOPIC_BEAT, TOPIC_EVENT, Answer, AnyReply, AnyRequest, Call, Pulse
+from muster.protocol import AnyRequest, Call
 from muster.rank_protocol import AnyStep, FromRank, JoinSteps, Pieces, ToRank, ToRunner
+from muster.replies import TOPIC_BEAT, TOPIC_EVENT, Answer, AnyReply, Pulse
 from muster.spec import InstanceSpec
 from muster.state import State
 

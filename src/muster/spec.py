@@ -238,7 +238,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """Why something failed: who, when in its life, what happened, and what to do.
 
     `rank` is -1 and `node` empty where the cause is not one rank's. `exit_code` is minus the signal's number
-    for a process that a signal ended. `secondary` marks the echo of another rank's failure.
+    for a process that a signal ended. `secondary` marks the echo of another rank's failure. `step` is the one that a
+    rank of a model stands at: of several that are late, the lowest is behind.
     """
 
     kind: str
@@ -252,6 +253,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     secondary: bool = False
     field: str = ""  #: of a request: what it is about, such as "messages[2].role"
     log_tail: tuple[str, ...] = ()
+    step: int | None = None
 
     def sentence(self) -> str:
         """One line for a person: rank, node, phase, what happened, what to do."""

@@ -24,6 +24,23 @@ from muster.spec import (
 
 #: After so long as ready, earlier failures are forgiven: a minute, in ns.
 SETTLED_NS = 60 * 1_000_000_000
+#: Failures that are blamed on a node count together when they are so close: ten minutes, in ns.
+FAULTS_NS = 600 * 1_000_000_000
+
+
+#: Kinds of failures that another node might not have had.
+_NODE_FAULTS = frozenset(
+    {
+        "deadline-passed",
+        "internal",
+        "node-lost",
+        "port-unavailable",
+        "rank-exited",
+        "rank-killed",
+        "scope-unavailable",
+        "step-timeout",
+    }
+)
 
 
 # --- ranks --------------------------------------------------------------------------------------------------
@@ -108,13 +125,20 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
     """A script ended well on every rank."""
 
 
+class Ending(msgspec.Struct, frozen=True, tag="ending"):
+    """The attempt is ended although nothing failed, and the next one follows when its processes are gone."""
+
+    reason: str
+    drain_seconds: float = 0.0
+
+
 class Deleting(msgspec.Struct, frozen=True, tag="deleting"):
     """Its ranks are being torn down, and then it is gone. Up to `drain_seconds` it finishes what it has begun."""
 
     drain_seconds: float = 0.0
 
 
-InstanceStatus = Starting | Running | Broken | Finished | Deleting
+InstanceStatus = Starting | Running | Ending | Broken | Finished | Deleting
 
 
 class Instance(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,14 +157,52 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     key: str = ""  #: the client's own name for its request, so that asking twice creates once
     failures: tuple[Failure, ...] = ()
     failed_attempts: int = 0
+    blamed: dict[int, int] = {}  #: failed attempts by the rank that they are blamed on; -1 where it was none
+
+
+class Serving(msgspec.Struct, frozen=True, tag="serving"):
+    """Takes instances."""
+
+
+class Draining(msgspec.Struct, frozen=True, tag="draining"):
+    """An operator wants it empty; `now` also of scripts."""
+
+    reason: str = ""
+    now: bool = False
+
+
+class Aside(msgspec.Struct, frozen=True, tag="aside"):
+    """Failed too often, or has something left that cannot be ended; tried again at `until_ns`, if that is a time."""
+
+    reason: str
+    remedy: str = ""
+    until_ns: int | None = None
+
+    @property
+    def on_trial(self) -> bool:
+        """Whether only failures speak against the node, and nothing is left on it."""
+        return self.until_ns is not None
+
+
+NodeDuty = Serving | Draining | Aside
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """A node as it last said hello. `lost` is the reason why it is not there, `None` while it is."""
+    """A node as it last said hello. `lost` is the reason why it is not there, `None` while it is.
+
+    `suspect` is why it may be about to get lost, `duty` whether it takes instances. `faults_ns` are the times of the
+    latest failures that are blamed on it; `asides` is how often it was set aside since it last behaved, and
+    `tried_ns` when it was last tried again.
+    """
 
     info: NodeInfo
     since_ns: int
     lost: str | None = None
+    suspect: str | None = None
+    duty: NodeDuty = Serving()
+    faults_ns: tuple[int, ...] = ()
+    asides: int = 0
+    tried_ns: int = 0
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,6 +213,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     sequence: int = 0
     epoch: str = ""
+    term: int = 1
     coordinator_boot: str = ""
     nodes: dict[NodeId, Node] = {}
     instances: dict[InstanceId, Instance] = {}
@@ -209,12 +272,40 @@ def phase_of(instance: Instance, rank: Rank) -> Phase:
             return Phase.STOPPING
 
 
-def counted_failures(instance: Instance, now_ns: int) -> int:
-    """Failed attempts that count against the restart policy: none once it has been ready for `SETTLED_NS`."""
-    settled = isinstance(instance.status, Running) and now_ns - instance.since_ns >= SETTLED_NS
-    return 0 if settled else instance.failed_attempts
+def is_settled(instance: Instance, now_ns: int) -> bool:
+    """Whether it has been ready for `SETTLED_NS`: then its earlier failures are forgiven."""
+    return isinstance(instance.status, Running) and now_ns - instance.since_ns >= SETTLED_NS
+
+
+def counted_failures(instance: Instance, rank: int, now_ns: int) -> int:
+    """Failed attempts that count against the rank's budget of the restart policy; rank -1 is nobody's fault."""
+    return 0 if is_settled(instance, now_ns) else instance.blamed.get(rank, 0)
+
+
+def blames_node(failure: Failure) -> bool:
+    """Whether the node has a part in the failure, as opposed to the workload, the request, or another rank."""
+    return bool(failure.node) and failure.retryable and not failure.secondary and failure.kind in _NODE_FAULTS
+
+
+def takes_instances(node: Node) -> bool:
+    """Whether the node may be given something new."""
+    return node.lost is None and node.suspect is None and isinstance(node.duty, Serving)
 
 
 def is_script(instance: Instance) -> bool:
     """Whether the instance runs a script, whose ranks may end by themselves."""
     return isinstance(instance.spec.workload, ScriptWorkload)
+
+
+# --- copies with one thing replaced ---------------------------------------------------------------------------
+
+
+def with_rank(instance: Instance, rank: Rank) -> Instance:
+    """The instance with this rank in the place of the one of the same number."""
+    ranks = (*instance.ranks[: rank.rank], rank, *instance.ranks[rank.rank + 1 :])
+    return msgspec.structs.replace(instance, ranks=ranks)
+
+
+def with_instance(state: State, instance: Instance) -> State:
+    """The state with this instance in the place of the one of the same id."""
+    return msgspec.structs.replace(state, instances={**state.instances, instance.id: instance})

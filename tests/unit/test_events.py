@@ -18,19 +18,29 @@ from hypothesis import strategies as st
 
 from muster.events import (
     EVENT_TYPES,
+    AdoptedRank,
+    AttemptEnding,
     AttemptStarted,
     CoordinatorStarted,
     Envelope,
     Event,
     Fact,
+    InstanceAdopted,
+    InstanceCleared,
     InstanceCreated,
     InstanceDeleted,
     InstanceDeleting,
     InstanceFailed,
     InstanceFinished,
     InstanceReady,
+    InstanceRetried,
+    NodeDraining,
+    NodeHeard,
     NodeJoined,
     NodeLost,
+    NodeResumed,
+    NodeSetAside,
+    NodeSuspected,
     RankConnected,
     RankFailed,
     RankGone,
@@ -101,6 +111,18 @@ SPEC = InstanceSpec(
     deadlines=Deadlines(),
     memory_bytes=2**30,
 )
+ADOPTED = AdoptedRank(
+    rank=0,
+    node=NODE,
+    boot=BOOT,
+    pid=42,
+    process_started=1.5,
+    addresses=(Address(host="10.0.0.1", port=5000, network="10.0.0.0/24"),),
+    steps="10.0.0.1:5001",
+    layers=(0, 4),
+    sharding="pipeline",
+    weights_bytes=1000,
+)
 
 
 def of(rank: type[RankListening] | type[RankReady]) -> Event:
@@ -110,9 +132,18 @@ def of(rank: type[RankListening] | type[RankReady]) -> Event:
 EXAMPLES: tuple[Event, ...] = (
     CoordinatorStarted(epoch="e", boot=BOOT, version="0.1.0"),
     NodeJoined(info=INFO),
+    NodeSuspected(node=NODE, boot=BOOT, reason="late"),
+    NodeHeard(node=NODE, boot=BOOT),
     NodeLost(node=NODE, boot=BOOT, reason="left"),
+    NodeDraining(node=NODE, reason="new memory", now=True),
+    NodeSetAside(node=NODE, boot=BOOT, reason="it fails", remedy="Mend it.", until_ns=1_700_000_000_000_000_000),
+    NodeResumed(node=NODE, reason="tried again", trial=True),
     InstanceCreated(instance=ONE, attempt=1, spec=SPEC, assignments=ASSIGNMENTS, backend="ring"),
     AttemptStarted(instance=ONE, attempt=2, assignments=ASSIGNMENTS, backend="jaccl"),
+    AttemptEnding(instance=ONE, attempt=2, reason="drained", drain_seconds=10.0),
+    InstanceRetried(instance=ONE, attempt=2),
+    InstanceAdopted(instance=ONE, attempt=2, spec=SPEC, backend="ring", ranks=(ADOPTED,), key="mine"),
+    InstanceCleared(instance=ONE, attempt=2, reason="rank 1 is missing"),
     InstanceReady(instance=ONE, attempt=1),
     InstanceFailed(instance=ONE, attempt=1, failure=FAILURE, retry_at_ns=1_700_000_000_000_000_000),
     InstanceFinished(instance=ONE, attempt=1),
@@ -238,6 +269,17 @@ def test_garbage_is_an_event_or_a_decode_error(body: bytes) -> None:
             decode(body)
         except msgspec.DecodeError:
             continue
+
+
+def test_a_field_that_came_later_is_missing_in_an_old_log() -> None:
+    started, gone = (decode_event(bytes.fromhex(GOLDEN[kind])) for kind in ("coordinator.started", "rank.gone"))
+    assert isinstance(started, CoordinatorStarted)
+    assert isinstance(gone, RankGone)
+    assert (started.term, gone.left, gone.remedy) == (1, "", "")
+    later = msgspec.structs.replace(started, term=2), msgspec.structs.replace(gone, left="pid 7", remedy="Reboot.")
+    assert [decode_event(encode_event(event)) for event in later] == list(later)
+    old = msgspec.msgpack.encode({"node": "a", "boot": "b1", "n": 3})
+    assert msgspec.msgpack.decode(old, type=ReportId).happened_ns == 0
 
 
 def test_envelope_keeps_its_bytes() -> None:

@@ -9,7 +9,7 @@ import pytest
 from sources import foreign_imports, modules, own_imports, texts
 
 #: The pure core: no clock, no socket, no file.
-PURE = ("errors", "spec", "sampling", "events", "state", "fold", "lifecycle", "placement")
+PURE = ("errors", "spec", "sampling", "events", "state", "fold", "fold_nodes", "lifecycle", "placement")
 #: What of the standard library does no I/O.
 PURE_LIBRARY = {
     "abc",
@@ -33,13 +33,16 @@ HEIGHTS = {
     "sampling": 0,
     "events": 1,
     "state": 2,
-    "fold": 3,
+    "fold_nodes": 3,
+    "fold": 4,
     "placement": 3,
-    "lifecycle": 4,
+    "lifecycle": 5,
     "protocol": 4,
-    "rank_protocol": 5,
+    "replies": 5,
+    "rank_protocol": 6,
     "paths": 4,
     "filelock": 4,
+    "trace_clock": 3,
     "trace": 4,
     "render_trace": 5,
     "schema": 10,

@@ -273,6 +273,16 @@ def test_an_echo_alone_is_the_cause_after_a_moment() -> None:
     assert event.failure == ECHO
 
 
+def test_of_ranks_that_are_late_together_the_one_at_the_lowest_step_is_behind() -> None:
+    cluster = Cluster("a", "b", "c")
+    cluster.create(msgspec.structs.replace(GROUP, ranks=3))
+    cluster.bring_up()
+    for rank, step in ((0, 42), (1, 41), (2, 42)):
+        late = msgspec.structs.replace(failed("step-timeout", secondary=True), rank=rank, step=step)
+        assert cluster.report(RankFailed, rank, failure=late) == []
+    assert only_failure(cluster.advance(1.0)).failure.rank == 1
+
+
 def test_the_failure_of_a_rank_outlives_its_process() -> None:
     cluster = Cluster("a", "b")
     cluster.create(GROUP)
@@ -291,7 +301,7 @@ def test_a_node_that_fell_silent_is_the_cause_rather_than_the_echo_of_it(last_be
     found: list[Event] = list(cluster.report(RankFailed, 0, failure=ECHO))
     for _ in range(60):
         found += cluster.advance(0.1, heard=("a",))
-    assert [kind_of(event) for event in found] == ["node.lost", "instance.failed"]
+    assert [kind_of(event) for event in found][-2:] == ["node.lost", "instance.failed"]
     failure = only_failure(found).failure
     assert (failure.kind, failure.rank, failure.node) == ("node-lost", 1, B)
 
@@ -404,7 +414,7 @@ def test_wake_is_the_soonest_of_lease_deadline_and_retry() -> None:
     cluster.advance(0.5)
     assert wake_ns(cluster.state, cluster.observed, cluster.now_ns, cluster.settings) == now + SECOND
     idle = Cluster("a", settings=Settings(lease_seconds=7.0))
-    assert wake_ns(idle.state, idle.observed, idle.now_ns, idle.settings) == idle.now_ns + 7 * SECOND
+    assert wake_ns(idle.state, idle.observed, idle.now_ns, idle.settings) == idle.now_ns + 7 * SECOND // 2
 
 
 def test_wake_is_never_now_also_when_what_is_due_cannot_be_logged() -> None:

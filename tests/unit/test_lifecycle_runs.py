@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from muster.errors import PlacementError
 from muster.events import (
+    AttemptEnding,
     AttemptStarted,
     Event,
     InstanceDeleted,
@@ -16,6 +17,9 @@ from muster.events import (
     InstanceFailed,
     InstanceFinished,
     InstanceReady,
+    InstanceRetried,
+    NodeDraining,
+    NodeResumed,
     RankConnected,
     RankFact,
     RankFailed,
@@ -38,7 +42,19 @@ from muster.spec import (
     RestartOnFailure,
     ScriptWorkload,
 )
-from muster.state import Broken, Deleting, Gone, Instance, Running, counted_failures, rank_of
+from muster.state import (
+    Broken,
+    Deleting,
+    Draining,
+    Ending,
+    Gone,
+    Instance,
+    Running,
+    Starting,
+    counted_failures,
+    rank_of,
+    wants_ranks,
+)
 
 NODES = (A, B, C)
 KINDS: tuple[type[RankFact], ...] = (
@@ -102,10 +118,26 @@ class Return(msgspec.Struct, frozen=True):
 
 
 class TearDown(msgspec.Struct, frozen=True):
-    pass
+    """The workers end what is not wanted; with `left` one of them does not get rid of a process."""
+
+    left: bool
 
 
-Action = Create | Delete | Tell | Pass | Return | TearDown
+class Oversee(msgspec.Struct, frozen=True):
+    """An operator drains a node, or lets it take instances again."""
+
+    node: int
+    drain: bool
+    now: bool
+
+
+class Retry(msgspec.Struct, frozen=True):
+    """An operator tries a failed instance again, or moves one that is up."""
+
+    instance: int
+
+
+Action = Create | Delete | Tell | Pass | Return | TearDown | Oversee | Retry
 
 tells = st.builds(
     Tell,
@@ -129,7 +161,9 @@ actions = st.one_of(
     passes,
     st.builds(Delete, st.integers(0, 5)),
     st.builds(Return, st.integers(0, 2)),
-    st.builds(TearDown),
+    st.builds(TearDown, st.sampled_from((False, False, False, True))),
+    st.builds(Oversee, st.integers(0, 2), st.booleans(), st.booleans()),
+    st.builds(Retry, st.integers(0, 5)),
 )
 
 
@@ -157,7 +191,12 @@ class World(Cluster):
         before = self.state
         if isinstance(event, AttemptStarted):
             old = before.instances[event.instance]
-            assert isinstance(old.status, Broken)
+            assert isinstance(old.status, Broken | Ending)
+            for item in event.assignments:
+                node = before.nodes[item.node]
+                assert node.lost is None
+                assert node.suspect is None
+                assert not isinstance(node.duty, Draining), "nothing new is placed where nothing may be"
             assert old.attempt + 1 == event.attempt
             assert all(isinstance(rank.state, Gone) for rank in old.ranks), "a rank of the last attempt is still there"
         if isinstance(event, InstanceFailed):
@@ -165,7 +204,7 @@ class World(Cluster):
             assert event.retry_at_ns is None or event.failure.retryable
             restart = before.instances[event.instance].spec.restart
             maximum = restart.maximum if isinstance(restart, RestartOnFailure) else 0
-            failures = counted_failures(before.instances[event.instance], self.now_ns)
+            failures = counted_failures(before.instances[event.instance], event.failure.rank, self.now_ns)
             failures += event.failure.phase is not Phase.PLACING
             assert failures <= maximum + 1
             assert (event.retry_at_ns is None) or failures <= maximum
@@ -205,9 +244,33 @@ class World(Cluster):
                 self.advance(seconds, heard=tuple(n for n in self.alive if silent is None or n != NODES[silent]))
             case Return(node=number):
                 self.come_back(NODES[number])
-            case TearDown():
-                self.tear_down()
+            case TearDown(left=left):
+                self.leave_something() if left else self.tear_down()
+            case Oversee(node=number, drain=True, now=now):
+                self.commit(NodeDraining(node=NODES[number], now=now))
+            case Oversee(node=number):
+                self.commit(NodeResumed(node=NODES[number]))
+            case Retry(instance=number):
+                self.retry(number)
         self.settle()
+
+    def leave_something(self) -> None:
+        for instance in self.state.instances.values():
+            if not wants_ranks(instance):
+                for rank in instance.ranks:
+                    if not isinstance(rank.state, Gone):
+                        self.commit(rank_event(RankGone, instance, rank.rank, left="a process that does not end"))
+                        return
+
+    def retry(self, number: int) -> None:
+        instance = self.pick(number)
+        match instance:
+            case Instance(status=Broken()):
+                self.commit(InstanceRetried(instance=instance.id, attempt=instance.attempt))
+            case Instance(status=Starting() | Running()):
+                self.commit(AttemptEnding(instance=instance.id, attempt=instance.attempt, reason="moved"))
+            case _:
+                return
 
     def tell(self, tell: Tell) -> None:
         instance = self.pick(tell.instance)
@@ -243,6 +306,8 @@ def test_every_attempt_ends_when_time_goes_on(story: list[Action]) -> None:
     world = World()
     for action in story:
         world.act(action)
+    for node in NODES:
+        world.commit(NodeResumed(node=node))
     begun = world.now_ns
     while not all(isinstance(i.status, Running) or is_over(i) for i in world.state.instances.values()):
         assert world.now_ns < begun + 3 * 3600 * SECOND, world.state.instances

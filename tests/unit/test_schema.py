@@ -9,7 +9,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from muster import protocol, rank_protocol
+from muster import protocol, rank_protocol, replies
 from muster.events import EVENT_TYPES
 from muster.schema import EMBEDDED, ENCODED, STRUCTS, UNIONS, schema
 
@@ -61,9 +61,9 @@ def test_has_every_event_with_its_tag() -> None:
 
 
 def test_has_every_struct_of_the_protocol() -> None:
-    items = [*vars(protocol).values(), *vars(rank_protocol).values()]
+    items = [*vars(protocol).values(), *vars(replies).values(), *vars(rank_protocol).values()]
     known = [item for item in items if isinstance(item, type) and issubclass(item, msgspec.Struct)]
-    abstract = {protocol.Request, protocol.Reply}
+    abstract = {protocol.Request, replies.Reply}
     missing = {kind.__name__ for kind in known if kind not in abstract} - definitions().keys()
     assert missing == set()
 
