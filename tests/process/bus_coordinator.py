@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Literal
 
 import anyio
 import msgspec
@@ -26,24 +27,8 @@ from muster.events import (
     encode_event,
 )
 from muster.fold import apply
-from muster.protocol import (
-    Acked,
-    Answer,
-    AnyReply,
-    Chunk,
-    Done,
-    Generate,
-    Get,
-    Hello,
-    Output,
-    Pulse,
-    Refused,
-    Replay,
-    Replayed,
-    Report,
-    Snapshot,
-    Welcome,
-)
+from muster.protocol import Generate, Get, Hello, Output, Replay, Report, Who
+from muster.replies import Acked, Answer, AnyReply, Chunk, Done, Pulse, Refused, Replayed, Role, Snapshot, Welcome
 from muster.spec import (
     COORDINATOR,
     Assignment,
@@ -115,9 +100,18 @@ class FakeCoordinator:
         log: list[Envelope] | None = None,
         control_port: int = 0,
         events_port: int = 0,
+        term: int = 1,
+        role: Literal["active", "standby", "fenced"] = "active",
     ) -> None:
         self.boot = BootId(boot)
         self.epoch = epoch
+        self.term = term
+        self.role: Literal["active", "standby", "fenced"] = role
+        self.minds_terms = True
+        self.hellos: list[Hello] = []
+        self.judging: tuple[InstanceId, ...] = ()
+        self.replaying_boot = ""
+        self.answering = True  #: generations
         self.log: list[Envelope] = []
         self.state = State()
         for envelope in log or ():
@@ -158,7 +152,13 @@ class FakeCoordinator:
 
     def pulse(self) -> None:
         self.publisher.pulse(
-            Pulse(epoch=self.epoch, coordinator_boot=self.boot, head=self.state.sequence, time_ns=time.time_ns())
+            Pulse(
+                epoch=self.epoch,
+                coordinator_boot=self.boot,
+                head=self.state.sequence,
+                time_ns=time.time_ns(),
+                term=self.term,
+            )
         )
 
     @asynccontextmanager
@@ -167,8 +167,9 @@ class FakeCoordinator:
             await _enter(stack, self.publisher)
             await _enter(stack, self.server)
             group = await stack.enter_async_context(anyio.create_task_group())
-            self.pulse()
-            self.emit(CoordinatorStarted(epoch=self.epoch, boot=self.boot, version="0"))
+            if self.role == "active":
+                self.pulse()
+                self._start()
             group.start_soon(self._beat)
             group.start_soon(self._answer_all)
             yield self
@@ -178,6 +179,16 @@ class FakeCoordinator:
         self.log.append(envelope)
         self.state = apply(self.state, envelope)
 
+    def _start(self) -> None:
+        self.emit(CoordinatorStarted(epoch=self.epoch, boot=self.boot, version="0", term=self.term))
+
+    def promote(self, log: list[Envelope]) -> None:
+        """Take over, with so much of the log as was copied."""
+        for envelope in log:
+            self._append(envelope)
+        self.role = "active"
+        self._start()
+
     def stop(self) -> None:
         """End as if the process was killed: both sockets close."""
         self.beating = False
@@ -186,7 +197,7 @@ class FakeCoordinator:
 
     async def _beat(self) -> None:
         while True:
-            if self.beating:
+            if self.beating and self.role == "active":
                 self.pulse()
             await anyio.sleep(HEARTBEAT_SECONDS)
 
@@ -198,7 +209,25 @@ class FakeCoordinator:
 
     def _answer(self, incoming: Incoming) -> None:
         match incoming.call.request:
-            case Hello(info=info):
+            case Who():
+                return self._reply(
+                    incoming,
+                    Role(
+                        role=self.role,
+                        epoch=self.epoch,
+                        term=self.term,
+                        boot=self.boot,
+                        head=self.state.sequence,
+                        version="0",
+                    ),
+                )
+            case Hello(info=info) as hello:
+                self.hellos.append(hello)
+                if self.minds_terms and hello.epoch == self.epoch and hello.term > self.term:
+                    self.role = "fenced"
+                if self.role != "active":
+                    failure = Failure(kind=self.role, message="ask the active one", retryable=True)
+                    return self._reply(incoming, Refused(failure=failure))
                 if self.refusal is not None:
                     return self._reply(incoming, Refused(failure=self.refusal))
                 if info is not None:
@@ -210,7 +239,9 @@ class FakeCoordinator:
                 if after < self.pruned:
                     return self._reply(incoming, self._welcome())
                 envelopes = tuple(map(encode_envelope, self.log[after : after + self.replay_batch]))
-                return self._reply(incoming, Replayed(envelopes=envelopes, head=self.state.sequence))
+                boot, self.replaying_boot = BootId(self.replaying_boot), ""
+                replayed = Replayed(envelopes=envelopes, head=self.state.sequence, coordinator_boot=boot)
+                return self._reply(incoming, replayed)
             case Report() | Output() as message:
                 return self._take(incoming, message)
             case Get():
@@ -218,6 +249,8 @@ class FakeCoordinator:
             case Generate(prompt=prompt):
                 for word in prompt.split() if isinstance(prompt, str) else ():
                     self._reply(incoming, Chunk(text=word), last=False)
+                if not self.answering:
+                    return None
                 done = Done(
                     reason="stop", prompt_tokens=0, completion_tokens=0, seconds_to_first_token=0.0, seconds=0.0
                 )
@@ -258,6 +291,8 @@ class FakeCoordinator:
             generation_port=1,
             heartbeat_seconds=self.announced_heartbeat_seconds,
             lease_seconds=1.0,
+            term=self.term,
+            judging=self.judging,
         )
 
     def _reply(self, incoming: Incoming, reply: AnyReply, *, last: bool = True) -> None:

@@ -20,7 +20,8 @@ from bus_coordinator import HOST, FakeCoordinator, until
 
 from muster.bus import ControlClient, ControlServer, Publisher
 from muster.errors import PortError, ProtocolError, RequestError, UnreachableError
-from muster.protocol import Answer, Call, Chunk, Done, Generate, Get, Refused, Snapshot, Welcome
+from muster.protocol import Call, Generate, Get
+from muster.replies import Answer, Chunk, Done, Refused, Snapshot, Welcome
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 

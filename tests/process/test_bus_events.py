@@ -20,7 +20,7 @@ from bus_coordinator import HOST, FakeCoordinator, Proxy, created, encoded, load
 
 from muster.bus import Applied, Change, ControlClient, Disconnected, Follower, RefusedError, Synchronised
 from muster.events import encode_envelope
-from muster.protocol import Pulse
+from muster.replies import Pulse
 from muster.spec import BootId, Failure
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]

@@ -11,7 +11,8 @@ from bus_coordinator import HOST, FakeCoordinator, Proxy, created, node_info, un
 
 from muster.bus import ControlClient, Outbox
 from muster.events import InstanceCreated, NodeJoined
-from muster.protocol import Hello, Welcome
+from muster.protocol import Hello
+from muster.replies import Welcome
 from muster.spec import InstanceId
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]

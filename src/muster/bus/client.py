@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -13,10 +13,11 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from muster.bus.endpoints import Endpoint, parse_endpoint
+from muster.bus.endpoints import Endpoint, endpoints_of
 from muster.bus.sockets import MAXIMUM_ANSWER_BYTES, MAXIMUM_CALL_BYTES, Resident, open_socket, receive, send, send_now
 from muster.errors import MusterError, ProtocolError, RequestError, UnreachableError
-from muster.protocol import Answer, AnyReply, AnyRequest, Call, Refused, Reply
+from muster.protocol import AnyRequest, Call
+from muster.replies import Answer, AnyReply, Refused, Reply
 from muster.spec import Failure
 
 #: Answers of one call that wait for a slow reader; a generation of this many pieces.
@@ -45,17 +46,40 @@ class ControlClient(Resident):
     It connects and reconnects by itself, whether or not a coordinator is there. A request that waits when the
     connection is lost is lost with it: nothing is delivered later than its caller waited.
 
+    Of several addresses ("A,B" or a sequence) it talks to the first, until somebody tells it to `move`.
+
     Raises (on construction):
-        RequestError: the endpoint is no address.
+        RequestError: an endpoint is no address.
     """
 
-    def __init__(self, endpoint: str | Endpoint) -> None:
+    def __init__(self, endpoint: str | Endpoint | Sequence[Endpoint]) -> None:
         super().__init__()
-        self.endpoint = parse_endpoint(endpoint) if isinstance(endpoint, str) else endpoint
+        self.endpoints = endpoints_of(endpoint)
+        self.endpoint = self.endpoints[0]  #: the one that it talks to
         self._socket: zmq.asyncio.Socket | None = None
         self._numbers = itertools.count(1)
         self._waiting: dict[int, Callable[[Answer], None]] = {}
+        self._streams: dict[int, ReplyStream] = {}
+        self._scopes: set[anyio.CancelScope] = set()  #: around what waits for the socket
+        self._left: list[zmq.asyncio.Socket] = []  #: sockets to the addresses that were left, until they are closed
         self._garbage = 0
+
+    def move(self, endpoint: Endpoint) -> None:
+        """Talk to this address from now on. Calls under way are forgotten; whoever waits for a reply is told at once.
+
+        What waits for a connection is sent to the new address, unless its caller waits for a reply.
+        """
+        if endpoint == self.endpoint:
+            return
+        # Another socket: one that was disconnected goes on handing messages to the connection until that is gone.
+        self._left.append(self._opened())
+        self.endpoint = endpoint
+        self._socket = self._connected()
+        for scope in self._scopes:
+            scope.cancel()
+        self._waiting.clear()
+        for stream in list(self._streams.values()):
+            stream._lose()
 
     async def call(self, request: AnyRequest, *, timeout_seconds: float) -> AnyReply:
         """Ask, and wait for the first reply. A `Refused` is returned.
@@ -114,7 +138,19 @@ class ControlClient(Resident):
         self._waiting.pop(number, None)
 
     async def _deliver(self, number: int, request: AnyRequest) -> None:
-        await send(self._opened(), [_encode(number, request)])
+        payload = _encode(number, request)
+        while not await self._unless_moved(lambda: send(self._opened(), [payload])):
+            pass
+
+    async def _unless_moved(self, action: Callable[[], Awaitable[None]]) -> bool:
+        """Wait for an action on the socket; `False` where the client moved to another address meanwhile."""
+        with anyio.CancelScope() as scope:
+            self._scopes.add(scope)
+            try:
+                await action()
+            finally:
+                self._scopes.discard(scope)
+        return not scope.cancelled_caught
 
     def _opened(self) -> zmq.asyncio.Socket:
         if self._socket is None:
@@ -122,6 +158,9 @@ class ControlClient(Resident):
         return self._socket
 
     async def _open(self) -> None:
+        self._socket = self._connected()
+
+    def _connected(self) -> zmq.asyncio.Socket:
         socket = open_socket(
             zmq.DEALER,
             receive_messages=_QUEUED_MESSAGES,
@@ -130,9 +169,18 @@ class ControlClient(Resident):
             immediate=True,
         )
         socket.connect(self.endpoint.url)
-        self._socket = socket
+        return socket
 
     async def _serve(self) -> None:
+        while True:
+            await self._unless_moved(self._receive)
+            self._close_left()
+
+    def _close_left(self) -> None:
+        while self._left:
+            self._left.pop().close(linger=0)
+
+    async def _receive(self) -> None:
         socket = self._opened()
         while True:
             frames = await receive(socket)
@@ -152,7 +200,9 @@ class ControlClient(Resident):
         if self._socket is not None:
             self._socket.close()
         self._socket = None
+        self._close_left()
         self._waiting.clear()
+        self._streams.clear()
 
 
 def _encode(number: int, request: AnyRequest) -> bytes:
@@ -175,24 +225,28 @@ class ReplyStream:
         self._client = client
         self._request = request
         self._timeout_seconds = timeout_seconds
+        self._endpoint = client.endpoint
+        self._sending = anyio.CancelScope()
         self._sent = False
         self._ended = False
         self._overrun = False
+        self._lost = False
 
     async def __aenter__(self) -> Self:
         self._replies_in, self._replies = anyio.create_memory_object_stream[Answer](QUEUED_REPLIES)
         self._deadline = time.monotonic() + self._timeout_seconds
+        self._endpoint = self._client.endpoint
         self._client._waiting[self.id] = self._put
+        self._client._streams[self.id] = self
         try:
-            with anyio.fail_after(self._timeout_seconds):
+            with anyio.move_on_after(self._timeout_seconds) as self._sending:
                 await self._client._deliver(self.id, self._request)
-        except TimeoutError:
-            self._leave()
-            raise self._unreachable() from None
+                self._sent = True
+            if not self._sent:
+                raise self._unreachable()
         except BaseException:
             self._leave()
             raise
-        self._sent = True
         return self
 
     async def __aexit__(
@@ -212,7 +266,7 @@ class ReplyStream:
         """The next reply.
 
         Raises:
-            UnreachableError: none came within the time.
+            UnreachableError: none came within the time, or the client moved to another address.
             ProtocolError: more came than were read.
             anyio.EndOfStream: the last one was received already.
         """
@@ -220,7 +274,7 @@ class ReplyStream:
             raise anyio.EndOfStream
         try:
             answer = self._replies.receive_nowait()
-        except anyio.WouldBlock:
+        except (anyio.WouldBlock, anyio.EndOfStream):
             answer = await self._wait()
         self._deadline = time.monotonic() + self._timeout_seconds
         self._ended = answer.last
@@ -235,7 +289,7 @@ class ReplyStream:
         try:
             with anyio.fail_after(self._deadline - time.monotonic()):
                 return await self._replies.receive()
-        except TimeoutError:
+        except (TimeoutError, anyio.EndOfStream):
             raise self._unreachable() from None
 
     def _put(self, answer: Answer) -> None:
@@ -247,13 +301,26 @@ class ReplyStream:
             self._overrun = True
             self._client.forget(self.id)
 
+    def _lose(self) -> None:
+        """The client talks to another address now: no reply will come."""
+        self._lost = True
+        self._sending.cancel()
+        self._replies_in.close()
+
     def _leave(self) -> None:
         self._client.forget(self.id)
+        self._client._streams.pop(self.id, None)
         self._replies_in.close()
         self._replies.close()
 
     def _unreachable(self) -> UnreachableError:
-        endpoint, seconds = self._client.endpoint, f"{self._timeout_seconds:g} s"
+        endpoint, seconds = self._endpoint, f"{self._timeout_seconds:g} s"
+        if self._lost:
+            return UnreachableError(
+                f"the coordinator at {endpoint} was left for the one at {self._client.endpoint} before it answered "
+                f"{tag_of(self._request)}",
+                remedy="Ask again.",
+            )
         if not self._sent:
             return UnreachableError(
                 f"no coordinator could be reached at {endpoint} within {seconds}",

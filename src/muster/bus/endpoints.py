@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import msgspec
 
@@ -59,3 +60,26 @@ def parse_endpoint(text: str, default_port: int = DEFAULT_CONTROL_PORT) -> Endpo
     if not (port_text.isascii() and port_text.isdigit() and 1 <= int(port_text[:6]) <= 65_535):
         raise RequestError(f"address {text!r} has the port {port_text!r}; it must be 1 to 65535", remedy=_REMEDY)
     return Endpoint(host, int(port_text))
+
+
+def parse_endpoints(text: str) -> tuple[Endpoint, ...]:
+    """Read one address, or several with commas between: those of a coordinator and of its standby, in any order.
+
+    Raises:
+        RequestError: one of them is no address.
+    """
+    return tuple(dict.fromkeys(parse_endpoint(part) for part in text.split(",")))
+
+
+def endpoints_of(given: str | Endpoint | Sequence[Endpoint]) -> tuple[Endpoint, ...]:
+    """The addresses, however they are given: at least one.
+
+    Raises:
+        RequestError: there is none, or one of them is no address.
+    """
+    if isinstance(given, str):
+        return parse_endpoints(given)
+    found = (given,) if isinstance(given, Endpoint) else tuple(dict.fromkeys(given))
+    if not found:
+        raise RequestError("there is no address of a coordinator", remedy="Give at least one.")
+    return found

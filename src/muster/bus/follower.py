@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 
 import anyio
 import msgspec
@@ -13,12 +13,15 @@ import zmq.asyncio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from loguru import logger
 
+from muster.bus.changes import Applied, Change, Disconnected, FollowerStatistics, Synchronised
 from muster.bus.client import ControlClient, RefusedError
+from muster.bus.seeking import Terms, seek
 from muster.bus.sockets import MAXIMUM_ANSWER_BYTES, Resident, Throttle, open_socket, receive
-from muster.errors import UnreachableError
-from muster.events import Envelope, Event, Unknown, decode_envelope
+from muster.errors import RequestError, UnreachableError
+from muster.events import Envelope, decode_envelope
 from muster.fold import apply
-from muster.protocol import TOPIC_BEAT, TOPIC_EVENT, Hello, Pulse, Refused, Replay, Replayed, Welcome
+from muster.protocol import Held, Hello, Replay
+from muster.replies import TOPIC_BEAT, TOPIC_EVENT, AnyReply, Pulse, Refused, Replayed, Welcome
 from muster.spec import Failure, NodeInfo
 from muster.state import State
 
@@ -26,60 +29,27 @@ from muster.state import State
 MAXIMUM_REPLAY_EVENTS = 10_000
 #: Heartbeats that may be missing before the coordinator counts as gone.
 MISSED_HEARTBEATS = 3
+#: The same where there are other addresses to look at: a new coordinator must hear of a node before it suspects it.
+MISSED_BEFORE_SEEKING = 2
 _QUEUED_CHANGES = 256
 _QUEUED_MESSAGES = 1_000
 _REPLAY_SECONDS = 5.0
-#: A hello may be lost with a connection that ZeroMQ does not yet know to be dead; the next one must not be far.
-_HELLO_SECONDS = 2.0
-#: Between two hellos of which the first did not help.
-_PAUSE_SECONDS = 0.2
+_HELLO_SECONDS = 2.0  #: it may be lost with a connection that ZeroMQ does not yet know to be dead
+_PAUSE_SECONDS = 0.2  #: between two hellos of which the first did not help
 _GRACE_SECONDS = 0.1
 
 _pulse_decoder = msgspec.msgpack.Decoder(Pulse)
 _state_decoder = msgspec.msgpack.Decoder(State)
 
 
-class Synchronised(msgspec.Struct, frozen=True, tag="synchronised"):
-    """The state was replaced by a snapshot: the consumer reconciles everything with it."""
-
-    state: State
-    welcome: Welcome
-
-
-class Applied(msgspec.Struct, frozen=True, tag="applied"):
-    """One more event; `state` is the one after it."""
-
-    envelope: Envelope
-    event: Event | Unknown
-    state: State
-
-
-class Disconnected(msgspec.Struct, frozen=True, tag="disconnected"):
-    """Nothing was heard from the coordinator for `seconds`. Repeated while it lasts; `Synchronised` ends it."""
-
-    seconds: float
-
-
-Change = Synchronised | Applied | Disconnected
-
-
-class FollowerStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts since the start. `gaps` were mended by replay or snapshot."""
-
-    events: int
-    gaps: int
-    replayed: int
-    snapshots: int
-    garbage: int
-
-
 class _Message(msgspec.Struct, frozen=True):
     topic: bytes
     payload: bytes
     boot: str | None
+    heard_ns: int  #: when it arrived, on the monotonic clock
 
 
-_WAKE = _Message(b"", b"", None)
+_WAKE = _Message(b"", b"", None, 0)
 
 
 class _AgainError(Exception):
@@ -87,17 +57,30 @@ class _AgainError(Exception):
 
 
 class Follower(Resident):
-    """Follows the coordinator that `client` talks to; its events socket is on `host`.
+    """Follows the coordinator that `client` talks to; its events socket is on `host`, or where the control socket is.
 
-    `info` is `None` for an observer, which is no node. There is one consumer, of `changes()`. It may be slow:
-    nothing is dropped, the socket stops being read, and what it then misses is replayed later.
+    `info` is `None` for an observer, which is no node; `holds` are a node's live ranks, given the newest state. There
+    is one consumer, of `changes()`. It may be slow: nothing is dropped, the socket stops being read, and what it then
+    misses is replayed later. Where the client has several addresses, silence and a refusal make the follower look for
+    the active coordinator with the highest term, and move the client there; an observer makes do with a standby.
     """
 
-    def __init__(self, client: ControlClient, host: str | None = None, *, info: NodeInfo | None = None) -> None:
+    def __init__(
+        self,
+        client: ControlClient,
+        host: str | None = None,
+        *,
+        info: NodeInfo | None = None,
+        holds: Callable[[State], tuple[Held, ...]] = lambda state: (),
+    ) -> None:
         super().__init__()
         self._client = client
-        self._host = host or client.endpoint.host
+        self._host = host
         self._info = info
+        self._holds = holds
+        self._terms = Terms()
+        self._seeking = len(client.endpoints) > 1  #: look for the active coordinator before the next hello
+        self._pulse: tuple[int, int] | None = None  #: the last one's time, and when it came on the monotonic clock
         self._socket: zmq.asyncio.Socket | None = None
         self._address: str | None = None
         self._state = State()
@@ -106,6 +89,7 @@ class Follower(Resident):
         self._connected = False
         self._heard = 0.0  #: when the coordinator was last heard of, on the monotonic clock
         self._hello_wanted = False
+        self._proof = ""
         self._refusal: Failure | None = None
         self._garbage_line = Throttle()
         self._events = self._gaps = self._replayed = self._snapshots = self._garbage = 0
@@ -141,6 +125,10 @@ class Follower(Resident):
         if self._refusal is not None:
             raise RefusedError(self._refusal)
 
+    def pulse_age(self) -> tuple[int, int]:
+        """The `time_ns` of the coordinator's last pulse, and how many ns ago it came; zeros before the first."""
+        return (0, 0) if self._pulse is None else (self._pulse[0], time.monotonic_ns() - self._pulse[1])
+
     def say_hello(self) -> None:
         """Say hello again now, for example when the coordinator counts this boot as lost."""
         self._hello_wanted = True
@@ -155,6 +143,7 @@ class Follower(Resident):
             replayed=self._replayed,
             snapshots=self._snapshots,
             garbage=self._garbage,
+            fenced=self._terms.fenced,
         )
 
     # --- sockets and streams --------------------------------------------------------------------------------
@@ -186,7 +175,7 @@ class Follower(Resident):
     def _connect(self, port: int, *, afresh: bool) -> None:
         """Connect the events socket; `afresh` also where the address is the same, since the line may be dead."""
         assert self._socket is not None
-        address = f"tcp://{self._host}:{port}"
+        address = f"tcp://{self._host or self._client.endpoint.host}:{port}"
         if self._address == address and not afresh:
             return
         if self._address is not None:
@@ -204,7 +193,7 @@ class Follower(Resident):
                 continue
             self._heard = time.monotonic()
             boot = frames[2].decode(errors="replace") if len(frames) == 3 else None
-            await self._messages_in.send(_Message(frames[0], frames[1], boot))
+            await self._messages_in.send(_Message(frames[0], frames[1], boot, time.monotonic_ns()))
 
     def _count_garbage(self, reason: str) -> None:
         self._garbage += 1
@@ -242,30 +231,61 @@ class Follower(Resident):
     async def _hello(self) -> Welcome:
         """Say hello until there is an answer. Raises `RefusedError` where that is the answer for good."""
         while True:
+            if self._seeking and not await self._seek():
+                continue
+            self._seeking = len(self._client.endpoints) > 1
             try:
-                reply = await self._client.call(Hello(info=self._info), timeout_seconds=_HELLO_SECONDS)
+                reply = await self._greet()
             except UnreachableError:
                 await self._lose()
                 continue
             match reply:
-                case Welcome():
+                case Welcome() if not self._terms.fences(reply.epoch, reply.term):
+                    self._seeking = False
                     return reply
-                case Refused(failure=failure) if not failure.retryable:
+                case Refused(failure=failure) if not failure.retryable or self._in_vain(failure):
                     raise RefusedError(failure)
+                case Refused(proof=proof) if proof and proof != self._proof:
+                    self._proof = proof  # it was heard: say hello again with it, at once
                 case _:
                     await anyio.sleep(_PAUSE_SECONDS)
+
+    def _in_vain(self, failure: Failure) -> bool:
+        """Whether an observer begins at a coordinator that tells it nothing, and has nobody else to ask."""
+        begins = self._info is None and self._welcome is None and len(self._client.endpoints) == 1
+        return begins and failure.kind in ("fenced", "no-quorum")
+
+    async def _greet(self) -> AnyReply:
+        hello = Hello(info=self._info, epoch=self._terms.epoch, term=self._terms.term, proof=self._proof)
+        if self._info is not None:
+            hello = msgspec.structs.replace(hello, holds=self._holds(self._state))
+        try:
+            return await self._client.call(hello, timeout_seconds=_HELLO_SECONDS)
+        except RequestError as error:
+            logger.error("what this node holds is too much to tell: {}", error.message)
+            return await self._client.call(msgspec.structs.replace(hello, holds=()), timeout_seconds=_HELLO_SECONDS)
+
+    async def _seek(self) -> bool:
+        """Find the address of the coordinator to follow, and move there. `False` if there is none for now."""
+        found = await seek(self._client.endpoints, self._terms, _HELLO_SECONDS, standby=self._info is None)
+        if found is None:
+            await self._lose()
+            return False
+        self._client.move(found)
+        return True
 
     async def _adopt(self, welcome: Welcome, *, afresh: bool = False) -> None:
         """Begin again from a snapshot."""
         if self._welcome is not None and self._welcome.coordinator_boot != welcome.coordinator_boot:
             self._former_boots = (*self._former_boots, self._welcome.coordinator_boot)[-16:]
         self._welcome = welcome
+        self._terms.note(welcome.epoch, welcome.term)
         self._state = _decode_state(welcome)
         self._connect(welcome.events_port, afresh=afresh)
         self._heard = time.monotonic()
         self._connected = True
         self._snapshots += 1
-        await self._changes_in.send(Synchronised(self._state, welcome))
+        await self._changes_in.send(Synchronised(self._state, welcome, self._client.endpoint))
 
     @property
     def _boot(self) -> str:
@@ -280,7 +300,7 @@ class Follower(Resident):
             if message is _WAKE:
                 return
             if message.topic == TOPIC_BEAT:
-                await self._take_pulse(_pulse_decoder.decode(message.payload))
+                await self._take_pulse(_pulse_decoder.decode(message.payload), message.heard_ns)
             else:
                 await self._take_event(decode_envelope(message.payload), message.boot)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
@@ -292,7 +312,8 @@ class Follower(Resident):
         except anyio.WouldBlock:
             pass
         assert self._welcome is not None
-        limit_seconds = MISSED_HEARTBEATS * self._welcome.heartbeat_seconds
+        missed = MISSED_HEARTBEATS if len(self._client.endpoints) == 1 else MISSED_BEFORE_SEEKING
+        limit_seconds = missed * self._welcome.heartbeat_seconds
         heard = None
         while heard != self._heard:
             heard = self._heard
@@ -304,6 +325,7 @@ class Follower(Resident):
 
     async def _lose(self) -> None:
         self._connected = False
+        self._seeking = len(self._client.endpoints) > 1
         await self._changes_in.send(Disconnected(time.monotonic() - self._heard))
 
     def _check_boot(self, boot: str) -> bool:
@@ -314,10 +336,12 @@ class Follower(Resident):
             return False
         raise _AgainError
 
-    async def _take_pulse(self, pulse: Pulse) -> None:
-        if not self._check_boot(pulse.coordinator_boot):
+    async def _take_pulse(self, pulse: Pulse, heard_ns: int) -> None:
+        fenced = self._terms.fences(pulse.epoch, pulse.term)
+        if not self._check_boot(pulse.coordinator_boot) or fenced:
             return
         assert self._welcome is not None
+        self._pulse = (pulse.time_ns, heard_ns)
         if pulse.epoch != self._welcome.epoch:
             raise _AgainError
         if pulse.head > self._state.sequence:
@@ -355,12 +379,14 @@ class Follower(Resident):
             except UnreachableError:
                 raise _AgainError from None
             match reply:
+                case Replayed(coordinator_boot=boot) if boot not in ("", self._boot):
+                    raise _AgainError  # another log may have the same numbers
                 case Replayed():
                     await self._apply_all(map(decode_envelope, reply.envelopes))
                     head = max(head, reply.head)
-                case Welcome():
+                case Welcome() if self._info is None and reply.coordinator_boot == self._boot:
                     await self._adopt(reply)
-                case _:
+                case _:  # a node says hello itself: that tells the coordinator what it holds
                     raise _AgainError
             if self._state.sequence <= before:  # another log, or none: asking again would not end
                 raise _AgainError

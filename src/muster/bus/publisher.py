@@ -11,7 +11,7 @@ import zmq.asyncio
 
 from muster.bus.sockets import Resident, bind_socket, open_socket, receive, receive_now, send_now
 from muster.events import Envelope, encode_envelope
-from muster.protocol import TOPIC_BEAT, TOPIC_EVENT, Pulse
+from muster.replies import TOPIC_BEAT, TOPIC_EVENT, Pulse
 from muster.spec import BootId
 
 #: Events that wait for one slow subscriber before it starts to miss some (it then asks for a replay).
@@ -73,11 +73,16 @@ class Publisher(Resident):
 
     def pulse(self, pulse: Pulse) -> None:
         """Send the heartbeat. The first one should follow right after opening: it names the coordinator."""
-        self._pulse = pulse
-        self._boot = pulse.coordinator_boot.encode()
-        self._head = max(self._head, pulse.head)
+        boot = pulse.coordinator_boot.encode()
+        # Another boot may have another log, with fewer events.
+        self._head = max(self._head, pulse.head) if boot == self._boot else pulse.head
+        self._pulse, self._boot = pulse, boot
         self._pulses += 1
         self._send([TOPIC_BEAT, _encoder.encode(pulse)])
+
+    def hush(self) -> None:
+        """Greet nobody until the next `pulse`: this coordinator has nothing to say any more."""
+        self._pulse = None
 
     def statistics(self) -> PublisherStatistics:
         """Counts since the socket was opened."""

@@ -18,7 +18,8 @@ class Verdict(Enum):
     REPEATED = "repeated"
     #: One before it is missing: no acknowledgement; its worker sends all of them again.
     MISSING = "missing"
-    #: Its boot is not the one that the node last said hello with: refuse it (retryable); it has to say hello.
+    #: Its boot is not the one that the node last said hello with, or it was written for another coordinator: refuse
+    #: it (retryable); it has to say hello.
     STRANGER = "stranger"
 
 
@@ -34,7 +35,7 @@ class Deduplicator:
     def judge(self, message: Report | Output, state: State) -> Verdict:
         """What to do with `message`, given the state up to the end of the log."""
         node = state.nodes.get(message.node)
-        if node is None or node.info.boot != message.boot:
+        if node is None or node.info.boot != message.boot or message.to not in ("", state.coordinator_boot):
             return Verdict.STRANGER
         mark = max(self.acknowledged(message.node, message.boot, state), message.oldest - 1)
         if message.n <= mark:

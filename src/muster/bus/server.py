@@ -14,7 +14,8 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 from loguru import logger
 
 from muster.bus.sockets import MAXIMUM_CALL_BYTES, Resident, Throttle, bind_socket, open_socket, receive, send_now
-from muster.protocol import Answer, Call, Refused
+from muster.protocol import Call
+from muster.replies import Answer, Refused
 from muster.spec import Failure
 
 #: Calls that wait in the process, over all clients; then reading stops and TCP holds the senders back.

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.bus.endpoints import DEFAULT_CONTROL_PORT, Endpoint, parse_endpoint
+from muster.bus.endpoints import DEFAULT_CONTROL_PORT, Endpoint, endpoints_of, parse_endpoint, parse_endpoints
 from muster.errors import RequestError
 
 
@@ -62,3 +62,14 @@ def test_any_text_is_an_endpoint_or_a_request_error(text: str) -> None:
     assert endpoint.host
     assert 1 <= endpoint.port <= 65_535
     assert parse_endpoint(endpoint.url) == endpoint
+
+
+def test_several_addresses_are_read_in_order_each_once() -> None:
+    assert parse_endpoints(" a, b:1 ,a:5710") == (Endpoint("a", DEFAULT_CONTROL_PORT), Endpoint("b", 1))
+    assert endpoints_of("a,b") == parse_endpoints("a,b")
+    assert endpoints_of(Endpoint("a", 1)) == (Endpoint("a", 1),)
+    assert endpoints_of([Endpoint("a", 1), Endpoint("a", 1)]) == (Endpoint("a", 1),)
+    with pytest.raises(RequestError, match="'' has no valid host"):
+        parse_endpoints("a,")
+    with pytest.raises(RequestError, match="no address"):
+        endpoints_of([])

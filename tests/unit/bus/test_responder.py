@@ -133,3 +133,12 @@ def test_whatever_is_lost_or_restarted_every_report_is_applied_once_in_order(
     assert not worker.unacknowledged
     assert logged == [n for n, kind in enumerate(kinds, 1) if kind]
     assert sorted(set(printed)) == [n for n, kind in enumerate(kinds, 1) if not kind]
+
+
+def test_what_was_written_for_another_coordinator_is_refused_whatever_its_number() -> None:
+    judge = Deduplicator()
+    state = msgspec.structs.replace(state_with(), coordinator_boot="new")
+    for message in (report(1), output(1)):
+        assert judge.judge(msgspec.structs.replace(message, to="old"), state) is Verdict.STRANGER
+        assert judge.judge(msgspec.structs.replace(message, to="new"), state) is Verdict.APPLY
+        assert judge.judge(message, state) is Verdict.APPLY
