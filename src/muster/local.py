@@ -23,6 +23,7 @@ _START_SECONDS = 60.0
 _STOP_SECONDS = 15.0
 #: Between two looks for a file that a child writes; nothing portable wakes us.
 _POLL_SECONDS = 0.02
+_COORDINATORS = ("coordinator", "standby", "witness")
 
 
 class Reached(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +46,9 @@ class Member(msgspec.Struct):
 class LocalCluster:
     """Use as a context manager: everything is gone when it ends. All methods block.
 
+    A second coordinator, the member "standby", may be started too; workers that are started after it know both.
+    `standby` is its address.
+
     `directory` holds logs, state and sockets' addresses; `node_options` are further options of `muster worker`.
     `address` is where the coordinator is, `http` the base URL of its HTTP API ("http://127.0.0.1:5713"), empty
     without one. `http_port` is 0 for any free port, `None` for no HTTP; `coordinator_environment` is added to the
@@ -66,6 +70,7 @@ class LocalCluster:
         self.directory = directory
         self.nodes = tuple(nodes)
         self.address = ""
+        self.standby = ""
         self.http = ""
         self._generation_port = 0
         self.members: dict[str, Member] = {}
@@ -101,22 +106,32 @@ class LocalCluster:
         for node in self.nodes:
             self.wait_ready(node)
 
-    def start_coordinator(self) -> Member:
-        """Start the coordinator, on the same ports as before if it ran before."""
+    def start_coordinator(self, options: Sequence[str] = ()) -> Member:
+        """Start the coordinator, on the same ports as before if it ran before; `options` are further ones."""
         port = int(self.address.rpartition(":")[2]) if self.address else self._port
         http_port = int(self.http.rpartition(":")[2]) if self.http else self._http_port
         http = ["--no-http"] if http_port is None else ["--http-port", str(http_port)]
-        options = ["--port", str(port), "--directory", str(self.directory / "coordinator"), *http]
+        command = ["coordinator", "--port", str(port), "--directory", str(self.directory / "coordinator"), *http]
         if self._generation_port:  # runners of ready instances dial it again
-            options += ["--generation-port", str(self._generation_port)]
-        member = self._start("coordinator", ["coordinator", *options, *self._coordinator_options])
+            command += ["--generation-port", str(self._generation_port)]
+        member = self._start("coordinator", [*command, *self._coordinator_options, *options])
         reached = msgspec.json.decode(self.wait_ready("coordinator"), type=Reached)
         self.address, self.http, self._generation_port = reached.control, reached.http, reached.generation_port
         return member
 
+    def start_standby(self, port: int = 0, options: Sequence[str] = ()) -> Member:
+        """Start the standby, on the control port that it had if it ran before; `options` are further ones."""
+        port = int(self.standby.rpartition(":")[2]) if self.standby else port
+        command = ["coordinator", "--port", str(port), "--directory", str(self.directory / "standby"), "--no-http"]
+        command += ["--standby-of", self.address, *self._coordinator_options, *options]
+        member = self._start("standby", command)
+        self.standby = msgspec.json.decode(self.wait_ready("standby"), type=Reached).control
+        return member
+
     def start_worker(self, node: str, *, wait: bool = True, options: Sequence[str] = ()) -> Member:
         """Start one worker."""
-        command = ["worker", "--join", self.address, "--node-id", node]
+        join = ",".join(filter(None, (self.address, self.standby)))
+        command = ["worker", "--join", join, "--node-id", node]
         command += ["--directory", str(self.directory / node), *self._node_options, *options]
         member = self._start(node, command)
         if wait:
@@ -153,10 +168,9 @@ class LocalCluster:
         _bury(member)
 
     def stop(self) -> None:
-        """Stop the workers, then the coordinator: so the last events are logged."""
-        workers = [member for name, member in self.members.items() if name != "coordinator"]
-        self._end(workers)
-        self._end([member for name, member in self.members.items() if name == "coordinator"])
+        """Stop the workers, then the coordinators: so the last events are logged."""
+        self._end([member for name, member in self.members.items() if name not in _COORDINATORS])
+        self._end([member for name, member in self.members.items() if name in _COORDINATORS])
 
     def _start(self, name: str, arguments: list[str]) -> Member:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)

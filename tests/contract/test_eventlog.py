@@ -370,6 +370,35 @@ def test_snapshot_ahead_of_the_log_is_refused(log: EventLog) -> None:
         log.snapshot(State(sequence=1))
 
 
+@pytest.mark.parametrize("before", [0, 7, 25])
+def test_a_replaced_log_is_a_copy_of_the_other_from_its_snapshot_on(make_log: MakeLog, before: int) -> None:
+    log, history = make_log(Retention(snapshot_every_events=5, keep_events=0, max_age_seconds=0)), story(20)
+    log.append(story(before))
+    if before:
+        log.snapshot(log.load())
+    log.replace("of another", folded(history[:12]))
+    assert (log.epoch, log.head, log.oldest) == ("of another", 12, 13)
+    assert log.read(0, 100) == log.query(Query()) == []
+    assert log.load() == folded(history[:12])
+    assert not log.should_snapshot(folded(history[:16]))
+    assert log.should_snapshot(folded(history[:17]))
+    with pytest.raises(ValueError, match="does not follow 12"):
+        log.append(history[13:])
+    log.append(history[12:])
+    assert log.read(0, 100) == log.query(Query(after=3)) == history[12:]
+    assert log.load() == folded(history)
+    log.snapshot(folded(history))
+    assert log.prune(10**18) == 0, "the snapshot that it began with holds none of them"
+
+
+def test_a_log_replaced_by_an_empty_one_takes_the_first_event(log: EventLog) -> None:
+    log.append(story(3))
+    log.replace("of another", State())
+    assert (log.epoch, log.head, log.oldest, log.load()) == ("of another", 0, 1, State())
+    log.append(story(2))
+    assert log.load() == folded(story(2))
+
+
 def test_closed_log_says_so(log: EventLog) -> None:
     log.close()
     log.close()
@@ -428,6 +457,43 @@ def test_reopened_log_is_the_same(tmp_path: Path) -> None:
     log = SqliteEventLog(tmp_path / "deep" / "events.db", retention=Retention(), synchronous="FULL")
     assert (log.epoch, log.head, log.read(0, 100)) == (epoch, 12, history)
     assert log.load() == folded(history)
+    log.close()
+
+
+def test_what_was_replaced_is_kept_beside_the_log(tmp_path: Path) -> None:
+    path, history = tmp_path / "events.db", story(9)
+    log = SqliteEventLog(path, retention=Retention())
+    own = log.epoch
+    assert log.replace("first", State()) == "", "an empty log is nothing to keep"
+    log.append(history)
+    kept = [Path(log.replace(f"copy {number}", folded(history[:number]))) for number in (4, 2)]
+    log.close()
+    log = SqliteEventLog(path, retention=Retention())
+    assert (log.epoch, log.head, log.load()) == ("copy 2", 2, folded(history[:2]))
+    log.close()
+    assert own != "first"
+    assert len(set(kept)) == 2
+    assert all(one.name.startswith("events.db.fenced-") and one.stat().st_mode & 0o777 == 0o600 for one in kept)
+    old = SqliteEventLog(kept[0], retention=Retention())
+    assert (old.epoch, old.read(0, 100), old.load()) == ("first", history, folded(history))
+    old.close()
+
+
+def test_a_log_that_cannot_be_replaced_is_as_it_was(tmp_path: Path) -> None:
+    log = SqliteEventLog(tmp_path / "events.db", retention=Retention())
+    epoch, history = log.epoch, story(5)
+    log.append(history)
+    log._open_connection().execute("CREATE TRIGGER kept BEFORE DELETE ON events BEGIN SELECT RAISE(ABORT, 'no'); END")
+    with pytest.raises(LogError, match="cannot be written: no"):
+        log.replace("other", State())
+    assert (log.epoch, log.head, log.read(0, 9), log.load()) == (epoch, 5, history, folded(history))
+    assert list(tmp_path.glob("*.fenced-*")) == []
+    log._open_connection().execute("DROP TRIGGER kept")
+    log._open_connection().execute("PRAGMA query_only = 1")
+    with pytest.raises(LogError, match=r"cannot be (copied aside|written)"):
+        log.replace("other", State())
+    assert (log.epoch, log.head, log.read(0, 9)) == (epoch, 5, history)
+    assert list(tmp_path.glob("*.fenced-*")) == []
     log.close()
 
 

@@ -19,7 +19,7 @@ from muster.api.bodies import read_body
 from muster.api.errors import ApiError, in_words_of, invalid
 from muster.api.gather import first, gather, rest
 from muster.api.http import ApiRoute, EventStream, Operation, endpoint, json_response
-from muster.protocol import Chunk, Done, Prefilled, Started
+from muster.replies import Chunk, Done, Prefilled, Started
 
 #: What every request of Anthropic's clients carries, whatever its path.
 VERSION_HEADER = "anthropic-version"

@@ -14,7 +14,7 @@ import msgspec
 from muster.api.anthropic_bodies import AnyChoice, AutoChoice, NoChoice, ToolChoice
 from muster.api.calling import Calling, calling, chosen
 from muster.api.gather import Collected
-from muster.protocol import Chunk, Done, Prefilled
+from muster.replies import Chunk, Done, Prefilled
 from muster.sampling import Tool, ToolCall
 
 

@@ -10,7 +10,7 @@ import msgspec
 from muster.api.errors import ApiError
 from muster.api.gather import Collected
 from muster.api.http import event, progress_comment
-from muster.protocol import Chunk, Done, Prefilled, Started
+from muster.replies import Chunk, Done, Prefilled, Started
 from muster.sampling import ToolCall
 
 encode = msgspec.json.Encoder().encode

@@ -19,6 +19,7 @@ from muster.api import (
     openai_models,
     openai_responses,
     own,
+    own_operations,
 )
 from muster.api.anthropic_shape import AnthropicDialect
 from muster.api.backend import Backend
@@ -35,6 +36,7 @@ _OWN = OwnDialect()
 _MODULES = (
     health,
     own,
+    own_operations,
     openai_models,
     openai_chat,
     openai_completions,

@@ -16,7 +16,7 @@ from muster.api.gather import Collected
 from muster.api.openai_answers import Indexed
 from muster.api.openai_bodies import ToolMode
 from muster.api.openai_shape import identity
-from muster.protocol import Chunk, Done
+from muster.replies import Chunk, Done
 from muster.sampling import Tool, ToolCall
 
 

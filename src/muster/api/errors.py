@@ -22,6 +22,7 @@ STATUS: dict[str, int] = {
     "not-found": 404,
     "model-unknown": 404,
     "instance-unknown": 404,
+    "node-unknown": 404,
     "method-not-allowed": 405,
     "placement-refused": 409,
     "in-use": 409,
@@ -33,10 +34,13 @@ STATUS: dict[str, int] = {
     "model-unavailable": 503,
     "instance-deleted": 503,
     "log-unavailable": 503,
+    "no-quorum": 503,
+    "fenced": 503,
+    "standby": 503,
     "stopping": 503,
     "wait-exceeded": 504,
 }
-_WITH_RETRY = frozenset({"queue-full", "model-unavailable", "stopping", "log-unavailable"})
+_WITH_RETRY = frozenset({"queue-full", "model-unavailable", "stopping", "log-unavailable", "no-quorum", "standby"})
 
 
 class ApiError(Exception):

@@ -8,7 +8,7 @@ import msgspec
 
 from muster.api.backend import Stream
 from muster.api.errors import ApiError, of_failure
-from muster.protocol import Chunk, Done, Prefilled, Refused, Started
+from muster.replies import Chunk, Done, Prefilled, Refused, Started
 from muster.sampling import TokenLogprob, ToolCall
 
 

@@ -151,12 +151,14 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """What the OpenAPI document says of a route.
 
     `body` and `reply` are Structs, or unions of them; `events` is what each item of its `stream` carries as data.
+    Where every field has a default, the body itself may be left out: not `body_required`.
     """
 
     method: str
     path: str
     summary: str
     body: Any = None
+    body_required: bool = True
     reply: Any = None
     events: Any = None
     stream: str = EVENT_STREAM

@@ -29,7 +29,8 @@ from muster.api.ollama_shape import (
     Version,
     encode,
 )
-from muster.protocol import Chunk, Done, Generate
+from muster.protocol import Generate
+from muster.replies import Chunk, Done
 from muster.state import State
 
 #: What Ollama's clients append to a name that has no tag.

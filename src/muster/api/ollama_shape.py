@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from muster.api.errors import ApiError
-from muster.protocol import Chunk, Done
+from muster.replies import Chunk, Done
 from muster.sampling import Alternative, TokenLogprob, ToolCall
 
 encode = msgspec.json.Encoder().encode

@@ -13,7 +13,8 @@ import msgspec
 from muster.api.backend import Backend, Stream
 from muster.api.errors import ApiError, of_failure
 from muster.api.gather import Collected, Rest, first, gather
-from muster.protocol import AnyPiece, Chunk, Done, Generate, Prefilled, Refused, Started
+from muster.protocol import Generate
+from muster.replies import AnyPiece, Chunk, Done, Prefilled, Refused, Started
 
 #: A piece, and the index of its answer.
 Indexed = tuple[int, Started | Prefilled | Chunk | Done]

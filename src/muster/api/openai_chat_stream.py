@@ -20,7 +20,8 @@ from muster.api.openai_shape import (
     token_details,
     usage_of,
 )
-from muster.protocol import Chunk, Done, Generate, Prefilled, Started
+from muster.protocol import Generate
+from muster.replies import Chunk, Done, Prefilled, Started
 from muster.sampling import ToolCall
 
 

@@ -28,7 +28,8 @@ from muster.api.openai_shape import (
     now_seconds,
     usage_of,
 )
-from muster.protocol import Chunk, Done, Generate, Prefilled, Started
+from muster.protocol import Generate
+from muster.replies import Chunk, Done, Prefilled, Started
 from muster.sampling import TokenLogprob
 
 #: OpenAI's own default for this endpoint.

@@ -8,7 +8,7 @@ from muster.api.gather import Collected
 from muster.api.openai_bodies import ObjectFormat, TextFormat, ToolMode
 from muster.api.openai_responses_bodies import FunctionChoice, Plan, ResponseBody, ResponseSchema, ResponseTool
 from muster.api.openai_shape import TokenDetail, identity, now_seconds, token_details
-from muster.protocol import Done
+from muster.replies import Done
 
 # --- items --------------------------------------------------------------------------------------------------
 

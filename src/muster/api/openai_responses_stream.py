@@ -25,7 +25,7 @@ from muster.api.openai_responses_shape import (
     reasoning_item,
 )
 from muster.api.openai_shape import DIALECT, ErrorDetail, TokenDetail, detail_of, encode, identity, token_details
-from muster.protocol import Chunk, Done, Prefilled, Started
+from muster.replies import Chunk, Done, Prefilled, Started
 from muster.sampling import TokenLogprob, ToolCall
 
 # --- events -------------------------------------------------------------------------------------------------

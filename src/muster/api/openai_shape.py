@@ -11,7 +11,7 @@ import msgspec
 from muster import __version__
 from muster.api.errors import ApiError
 from muster.api.http import event
-from muster.protocol import Done
+from muster.replies import Done
 from muster.sampling import Alternative, FinishReason, TokenLogprob, ToolCall
 
 encode = msgspec.json.Encoder().encode

@@ -83,7 +83,8 @@ def _operation(route: ApiRoute, known: dict[Any, _Json]) -> _Json:
         },
     }
     if operation.body is not None:
-        found["requestBody"] = {"required": True, "content": {JSON: {"schema": known[operation.body]}}}
+        content = {JSON: {"schema": known[operation.body]}}
+        found["requestBody"] = {"required": operation.body_required, "content": content}
     if route.served_by.public:
         found["security"] = []
     return found

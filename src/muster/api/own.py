@@ -14,10 +14,11 @@ from muster.api.bodies import body_of, read_body
 from muster.api.errors import ApiError, invalid, of_failure
 from muster.api.http import ApiRoute, EventStream, Operation, Parameter, endpoint, event, json_response
 from muster.api.own_errors import OwnDialect
-from muster.coordinator.intake import find
+from muster.coordinator.find import find
 from muster.errors import RequestError
 from muster.events import Envelope, Event, Unknown, kind_of
-from muster.protocol import Accepted, Beat, Create, Created, Delete, Get, Refused, Snapshot
+from muster.protocol import Beat, Create, Delete, Get
+from muster.replies import Accepted, Created, NodeClock, Refused, Snapshot
 from muster.spec import InstanceId, InstanceSpec, NodeId
 from muster.state import Instance, Node, State
 
@@ -52,10 +53,14 @@ class Deletion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
-    """A node, and what its last heartbeat said; null while it is not there."""
+    """A node, what its last heartbeat said, and how its clock compares with the coordinator's.
+
+    `beat` is null while the node is not there, and `clock` while nothing is known of it.
+    """
 
     node: Node
     beat: Beat | None
+    clock: NodeClock | None
 
 
 class NodeList(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,12 +76,17 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StateView(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of the cluster up to its `sequence`, and what is not logged. Sizes are the coordinator's own."""
+    """The state of the cluster up to its `sequence`, and what is not logged. Sizes are the coordinator's own.
+
+    `fenced` counts the messages that came too late to matter, by what they were too old in.
+    """
 
     state: State
     beats: tuple[Beat, ...]
     memory_bytes: int
     log_bytes: int
+    clocks: tuple[NodeClock, ...]
+    fenced: dict[str, int]
 
 
 class EventView(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,28 +118,30 @@ class _Own:
             case Created(instance=instance) if instance in self._backend.state().instances:
                 return json_response(self._backend.state().instances[instance], 201)
             case reply:
-                raise _unexpected(reply)
+                raise unexpected(reply)
 
     async def show_instance(self, request: Request) -> Response:
-        return json_response(self._instance(request))
+        return json_response(instance_of(self._backend, request))
 
     async def delete_instance(self, request: Request) -> Response:
         now = _flag(request, "now")
-        instance = self._instance(request)
+        instance = instance_of(self._backend, request)
         match await self._backend.call(Delete(instance=instance.id, now=now)):
             case Accepted(sequence=sequence):
                 return json_response(Deletion(instance=instance.id, sequence=sequence), 202)
             case reply:
-                raise _unexpected(reply)
+                raise unexpected(reply)
 
     async def list_nodes(self, request: Request) -> Response:
         del request
         snapshot = await self._snapshot()
         beats = {beat.node: beat for beat in snapshot.beats}
-        nodes = self._backend.state().nodes
+        clocks = {clock.node: clock for clock in snapshot.clocks}
         views = [
-            NodeView(node=nodes[name], beat=beats.get(name) if nodes[name].lost is None else None)
-            for name in sorted(nodes)
+            NodeView(node=node, beat=beats.get(name), clock=clocks.get(name))
+            if node.lost is None
+            else NodeView(node=node, beat=None, clock=None)
+            for name, node in sorted(self._backend.state().nodes.items())
         ]
         return json_response(NodeList(nodes=tuple(views)))
 
@@ -146,6 +158,8 @@ class _Own:
                 beats=snapshot.beats,
                 memory_bytes=snapshot.memory_bytes,
                 log_bytes=snapshot.log_bytes,
+                clocks=snapshot.clocks,
+                fenced=snapshot.fenced,
             )
         )
 
@@ -171,17 +185,11 @@ class _Own:
             if instance is None or getattr(found, "instance", None) == instance:
                 yield event(_encode(_view(envelope, found)), identity=str(envelope.sequence))
 
-    def _instance(self, request: Request) -> Instance:
-        try:
-            return find(self._backend.state(), request.path_params["instance"])
-        except RequestError as error:
-            raise ApiError("instance-unknown", error.message) from error
-
     async def _snapshot(self) -> Snapshot:
         reply = await self._backend.call(Get())
         if isinstance(reply, Snapshot):
             return reply
-        raise _unexpected(reply)
+        raise unexpected(reply)
 
 
 def _view(envelope: Envelope, found: Event | Unknown) -> EventView:
@@ -195,7 +203,20 @@ def _view(envelope: Envelope, found: Event | Unknown) -> EventView:
     )
 
 
-def _unexpected(reply: object) -> ApiError:
+def instance_of(backend: Backend, request: Request) -> Instance:
+    """The instance that a path names, by id or name.
+
+    Raises:
+        ApiError: 404, there is none, or more than one.
+    """
+    try:
+        return find(backend.state(), request.path_params["instance"])
+    except RequestError as error:
+        raise ApiError("instance-unknown", error.message) from error
+
+
+def unexpected(reply: object) -> ApiError:
+    """The error for a reply of the coordinator that is not what was asked for."""
     if isinstance(reply, Refused):
         return of_failure(reply.failure)
     return ApiError("internal", f"the coordinator answered with {type(reply).__name__}")

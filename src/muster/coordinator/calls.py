@@ -9,25 +9,15 @@ import msgspec
 import psutil
 
 from muster.coordinator import intake
+from muster.coordinator.comparing import Clocks
+from muster.coordinator.find import find, refusal
 from muster.coordinator.ledger import Ledger
 from muster.coordinator.outputs import OutputStore, Reader
 from muster.errors import LogError, MusterError, RequestError
 from muster.eventlog.api import EventLog
 from muster.events import encode_envelope
-from muster.protocol import (
-    Accepted,
-    Beat,
-    Create,
-    Created,
-    Delete,
-    Found,
-    Get,
-    Outputs,
-    Query,
-    ReadOutput,
-    Refused,
-    Snapshot,
-)
+from muster.protocol import Beat, Create, Delete, Drain, Get, Query, ReadOutput, Resume, Retry
+from muster.replies import Accepted, Created, Found, Noted, Outputs, Refused, Snapshot
 from muster.spec import NodeId, Phase
 from muster.state import Broken, Deleting, Finished
 
@@ -35,6 +25,9 @@ from muster.state import Broken, Deleting, Finished
 _QUERY_EVENTS = 10_000
 #: The longest that one `ReadOutput` may wait, in seconds.
 _MAX_OUTPUT_WAIT_SECONDS = 30.0
+
+
+ClientRequest = Create | Delete | Drain | Resume | Retry | Get | Query
 
 
 class Calls:
@@ -47,27 +40,30 @@ class Calls:
         outputs: OutputStore,
         beats: Mapping[NodeId, Beat],
         wake: Callable[[], None],
+        clocks: Clocks,
+        fenced: Mapping[str, int],
     ) -> None:
         self._log = log
         self._ledger = ledger
         self._outputs = outputs
         self._beats = beats
         self._wake = wake
+        self._clocks = clocks
+        self._fenced = fenced
 
-    def answer(self, request: Create | Delete | Get | Query) -> Created | Accepted | Snapshot | Found | Refused:
+    def answer(self, request: ClientRequest) -> Created | Accepted | Noted | Snapshot | Found | Refused:
         """What the request is answered with; what follows from it is under way."""
         match request:
             case Get():
                 return self._snapshot()
             case Query():
                 return self._query(request)
-            case Create() | Delete():
+            case Create() | Delete() | Drain() | Resume() | Retry():
                 try:
-                    change = intake.create if isinstance(request, Create) else intake.delete
-                    reply = change(self._ledger, request)  # pyright: ignore[reportArgumentType]
+                    reply = intake.change(self._ledger, request)
                     self._ledger.settle()
                 except LogError as error:
-                    reply = intake.refusal(error, Phase.PLACING)
+                    reply = refusal(error, Phase.PLACING)
                 self._wake()
                 return reply
 
@@ -81,6 +77,8 @@ class Calls:
             beats=tuple(self._beats[name] for name in sorted(self._beats)),
             memory_bytes=psutil.Process().memory_info().rss,
             log_bytes=self._log.bytes_used,
+            clocks=self._clocks.all(),
+            fenced=dict(self._fenced),
         )
 
     def _query(self, query: Query) -> Found | Refused:
@@ -88,7 +86,7 @@ class Calls:
             limited = msgspec.structs.replace(query, limit=max(0, min(query.limit, _QUERY_EVENTS)))
             found = self._log.query(limited)
         except MusterError as error:
-            return intake.refusal(error, Phase.PLACING)
+            return refusal(error, Phase.PLACING)
         return Found(
             envelopes=tuple(encode_envelope(envelope) for envelope in found),
             head=self._ledger.state.sequence,
@@ -98,9 +96,9 @@ class Calls:
     def read_output(self, request: ReadOutput, answer: Callable[[Outputs | Refused], None]) -> None:
         """Answer with what the ranks printed: at once, or when there is a line or the waiting is over."""
         try:
-            instance = intake.find(self._ledger.state, request.instance)
+            instance = find(self._ledger.state, request.instance)
         except RequestError as error:
-            answer(intake.refusal(error, Phase.RUNNING))
+            answer(refusal(error, Phase.RUNNING))
             return
         found = self._outputs.read(instance.id, request.after, request.rank)
         over = isinstance(instance.status, Broken | Finished | Deleting)

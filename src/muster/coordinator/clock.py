@@ -15,3 +15,8 @@ class Clock:
     def now_ns(self) -> int:
         """Nanoseconds since 1970, never going back."""
         return self._start_ns + time.monotonic_ns() - self._origin_ns
+
+
+def lease_clock() -> float:
+    """Seconds on a clock that never jumps and, where the system has one, goes on while the machine sleeps."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

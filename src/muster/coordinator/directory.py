@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from enum import Enum
 
-from muster.coordinator.intake import find
+from muster.coordinator.find import find
 from muster.errors import RequestError, UnknownModelError
 from muster.spec import ModelWorkload
-from muster.state import Broken, Deleting, Finished, Instance, Ready, Running, Starting, State
+from muster.state import Broken, Deleting, Ending, Finished, Instance, Ready, Running, Starting, State
 
 
 class Standing(Enum):
@@ -25,7 +25,7 @@ def standing_of(instance: Instance) -> Standing:
             # Between a rank's end and the verdict on the attempt there is nobody to answer.
             up = all(isinstance(rank.state, Ready) for rank in instance.ranks)
             return Standing.READY if up else Standing.COMING
-        case Starting() | Broken(retry_at_ns=int()):
+        case Starting() | Ending() | Broken(retry_at_ns=int()):
             return Standing.COMING
         case Broken() | Finished() | Deleting():
             return Standing.OVER

@@ -19,10 +19,11 @@ from muster.coordinator.admissible import fault_of
 from muster.coordinator.directory import Directory, Standing, standing_of
 from muster.coordinator.requests import Answerer, Load, Request
 from muster.errors import RequestError
-from muster.protocol import Done, Generate, Refused
+from muster.protocol import Generate
 from muster.rank_protocol import Ask, Cancel, Piece, ToRunner
+from muster.replies import Done, Refused
 from muster.spec import Failure, InstanceId, ModelWorkload
-from muster.state import Deleting, Failed, Gone, Instance, Running, State
+from muster.state import Deleting, Ending, Failed, Gone, Instance, Running, State
 
 #: A runner that has not dialled in (again) yet is tried again after this: a ROUTER does not say when a peer appears.
 _RETRY_SECONDS = 0.1
@@ -62,6 +63,7 @@ class Dispatcher:
         self._loads: dict[InstanceId, Load] = {}
         self._underway: dict[int, Request] = {}
         self._forgotten: dict[int, None] = {}
+        self._shut: Failure | None = None
         self.directory = Directory(State())
         self.due = _NEVER
 
@@ -87,7 +89,7 @@ class Dispatcher:
     def submit(self, generate: Generate, answer: Answerer, now: float) -> Request:
         """Take a request; `answer` gets every piece of it. One that cannot be taken is answered with `Refused`."""
         request = Request(generate, "", next(self._orders), now, answer)
-        fault = fault_of(generate)
+        fault = self._shut or fault_of(generate)
         if fault is not None:
             self._refuse(request, fault)
             return request
@@ -158,6 +160,13 @@ class Dispatcher:
                     self._close(load)
         for model in list(self._queues):
             self._dispatch(model, now)
+
+    def shut(self, failure: Failure) -> None:
+        """Take no request any more. What has no token yet is refused, since it can be asked elsewhere."""
+        self._shut = failure
+        for request in [request for request in self.open_requests() if not request.answered]:
+            self._withdraw(request)
+            self._refuse(request, failure)
 
     def expire(self, now: float) -> None:
         """Give up what has waited long enough, and try again what was to be tried again."""
@@ -354,7 +363,7 @@ def _prospect(load: Load, state: State) -> Prospect:
     match instance.status:
         case Running():
             return Prospect.ANSWERS
-        case Deleting(drain_seconds=seconds) if seconds > 0:
+        case Deleting(drain_seconds=seconds) | Ending(drain_seconds=seconds) if seconds > 0:
             ended = any(isinstance(rank.state, Failed | Gone) for rank in instance.ranks)
             return Prospect.ENDS if ended else Prospect.DRAINS
         case _:

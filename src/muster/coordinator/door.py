@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import anyio
 
-from muster.coordinator.calls import Calls
+from muster.coordinator.calls import Calls, ClientRequest
 from muster.coordinator.directory import Standing, standing_of, why_over
 from muster.coordinator.gateway import Gateway
 from muster.coordinator.ledger import Ledger
@@ -16,19 +16,8 @@ from muster.coordinator.streams import AnswerStream
 from muster.errors import RequestError
 from muster.eventlog.api import EventLog
 from muster.events import Envelope
-from muster.protocol import (
-    AnyPiece,
-    AnyReply,
-    Create,
-    Delete,
-    Done,
-    Generate,
-    Get,
-    Outputs,
-    Query,
-    ReadOutput,
-    Refused,
-)
+from muster.protocol import Generate, ReadOutput
+from muster.replies import AnyPiece, AnyReply, Done, Outputs, Refused
 from muster.sampling import SamplingParams
 from muster.state import Instance, State
 
@@ -93,7 +82,7 @@ class Door:
         """The state now."""
         return self._ledger.state
 
-    async def call(self, request: Create | Delete | Get | Query | ReadOutput) -> AnyReply:
+    async def call(self, request: ClientRequest | ReadOutput) -> AnyReply:
         """What the control socket would answer; `ReadOutput` may wait."""
         if not isinstance(request, ReadOutput):
             return self._calls.answer(request)

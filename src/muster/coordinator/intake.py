@@ -8,13 +8,15 @@ from pathlib import Path
 
 import msgspec
 
+from muster.coordinator import operations
+from muster.coordinator.find import drain_seconds, find, refusal
 from muster.coordinator.ledger import Ledger
 from muster.errors import MusterError, RequestError
 from muster.events import InstanceCreated, InstanceDeleting
 from muster.placement import place, rank_memory_bytes
-from muster.protocol import Accepted, Create, Created, Delete, Refused
+from muster.protocol import Create, Delete, Drain, Resume, Retry
+from muster.replies import Accepted, Created, Noted, Refused
 from muster.spec import (
-    Failure,
     GroupWorkload,
     InstanceId,
     InstanceSpec,
@@ -22,7 +24,26 @@ from muster.spec import (
     Phase,
     ScriptWorkload,
 )
-from muster.state import Deleting, Instance, Running, State
+from muster.state import Deleting, State
+
+Change = Create | Delete | Drain | Resume | Retry
+
+
+def change(ledger: Ledger, request: Change) -> Created | Accepted | Noted | Refused:
+    """Carry out a client's wish, or say why not.
+
+    Raises:
+        LogError: the log cannot be written; nothing has happened.
+    """
+    match request:
+        case Create():
+            return create(ledger, request)
+        case Delete():
+            return delete(ledger, request)
+        case Drain() | Resume():
+            return operations.oversee(ledger, request)
+        case Retry():
+            return operations.retry(ledger, request)
 
 
 def create(ledger: Ledger, request: Create) -> Created | Refused:
@@ -63,49 +84,13 @@ def delete(ledger: Ledger, request: Delete) -> Accepted | Refused:
         instance = find(ledger.state, request.instance)
     except RequestError as error:
         return refusal(error, Phase.STOPPING)
-    drain_seconds = 0.0 if request.now else _drain_seconds(instance)
-    if isinstance(instance.status, Deleting) and instance.status.drain_seconds <= drain_seconds:
+    seconds = 0.0 if request.now else drain_seconds(instance)
+    if isinstance(instance.status, Deleting) and instance.status.drain_seconds <= seconds:
         return Accepted(instance=instance.id, sequence=ledger.state.sequence)
     envelope = ledger.commit(
-        InstanceDeleting(
-            instance=instance.id, attempt=instance.attempt, reason="asked for", drain_seconds=drain_seconds
-        )
+        InstanceDeleting(instance=instance.id, attempt=instance.attempt, reason="asked for", drain_seconds=seconds)
     )
     return Accepted(instance=instance.id, sequence=envelope.sequence)
-
-
-def _drain_seconds(instance: Instance) -> float:
-    """How long the instance may finish what it has begun: only a model that is ready has begun anything."""
-    serves = isinstance(instance.spec.workload, ModelWorkload) and isinstance(instance.status, Running | Deleting)
-    return instance.spec.deadlines.drain_seconds if serves else 0.0
-
-
-def find(state: State, wanted: str) -> Instance:
-    """The instance with this id or name, or with an id that begins so and no other does.
-
-    Raises:
-        RequestError: there is none, or more than one.
-    """
-    if wanted in state.instances:
-        return state.instances[InstanceId(wanted)]
-    named = [instance for instance in state.instances.values() if instance.spec.name == wanted]
-    found = named or [instance for instance in state.instances.values() if wanted and instance.id.startswith(wanted)]
-    if len(found) == 1:
-        return found[0]
-    known = ", ".join(sorted(state.instances)) or "none"
-    if found:
-        several = ", ".join(sorted(instance.id for instance in found))
-        raise RequestError(f"{wanted!r} may be any of {several}", remedy="Give more of the id.")
-    raise RequestError(f"there is no instance {wanted!r}; the instances are: {known}", remedy="See: muster ps")
-
-
-def refusal(error: MusterError, phase: Phase) -> Refused:
-    """The error as an answer."""
-    return Refused(
-        failure=Failure(
-            kind=error.kind, message=error.message, remedy=error.remedy, phase=phase, retryable=error.retryable
-        )
-    )
 
 
 def _checked(spec: InstanceSpec, state: State) -> InstanceSpec:

@@ -38,6 +38,8 @@ class Ledger:
         self.progress_ns: dict[tuple[InstanceId, int, int], int] = {}
         #: Why nothing can be logged at the moment; `None` while all is well.
         self.trouble: LogError | None = None
+        #: Why nothing may be logged now; asked each time, since it may change while this process stands still.
+        self.objection: Callable[[], LogError | None] = lambda: None
         self.on_event: Callable[[Envelope, Event | Unknown], None] = lambda envelope, event: None
         self._settled_ns = self.clock.now_ns()
         for node in self.state.nodes:
@@ -57,6 +59,9 @@ class Ledger:
         self, body: msgspec.Raw, event: Event | Unknown, *, origin: NodeId, cause: int, report: ReportId | None
     ) -> Envelope:
         """`commit` for an event that came as bytes, which are kept as they are; `event` is what they say."""
+        objection = self.objection()
+        if objection is not None:
+            raise objection
         envelope = Envelope(
             sequence=self.state.sequence + 1,
             time_ns=self.clock.now_ns(),

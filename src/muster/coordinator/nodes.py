@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import re
+import secrets
 
 import msgspec
 
 from muster.lifecycle import SECOND, Settings
+from muster.protocol import Hello
 from muster.spec import COORDINATOR, Failure, NodeInfo
-from muster.state import State
+from muster.state import Node, State
 
 _NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 class Admission(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do with a hello: `joins` logs it as a new boot, `lost` is the reason why the boot before it is over."""
+    """What to do with a hello: `joins` logs it as a new boot, `lost` is the reason why the boot before it is over.
+
+    `proof` has to be repeated first.
+    """
 
     joins: bool
     lost: str | None = None
+    proof: str = ""
 
 
 class Registrar:
@@ -26,9 +32,12 @@ class Registrar:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._first_refused_ns: dict[str, int] = {}
+        self._proofs: dict[str, str] = {}
 
-    def admit(self, info: NodeInfo, state: State, heard_ns: int | None, now_ns: int) -> Admission | Failure:
-        """`heard_ns` is when the node's present boot was last heard."""
+    def admit(self, hello: Hello, state: State, heard_ns: int | None, now_ns: int) -> Admission | Failure:
+        """Judge a worker's hello. `heard_ns` is when the node's present boot was last heard."""
+        info = hello.info
+        assert info is not None
         bad = _malformed(info)
         if bad is not None:
             return bad
@@ -36,12 +45,23 @@ class Registrar:
         if node is None:
             return Admission(joins=True)
         if node.info.boot == info.boot:
-            return Admission(joins=node.lost is not None or node.info != info)
+            proof = self._doubt(hello, node)
+            return Admission(joins=not proof and (node.lost is not None or node.info != info), proof=proof)
         if node.lost is not None:
             return Admission(joins=True)
         if info.replaces == node.info.boot:
             return Admission(joins=True, lost="its worker was started again")
         return self._taken(info, node.info, heard_ns, now_ns)
+
+    def _doubt(self, hello: Hello, node: Node) -> str:
+        """What a lost boot has to repeat: one that is heard and hears nothing would be lost again and again."""
+        if node.lost is None:
+            return ""
+        proof = self._proofs.pop(node.info.node, "")
+        if proof and proof == hello.proof:
+            return ""
+        proof = self._proofs[node.info.node] = secrets.token_hex(4)
+        return proof
 
     def _taken(self, info: NodeInfo, holder: NodeInfo, heard_ns: int | None, now_ns: int) -> Failure:
         """The other may be dead and its lease not yet over: the newcomer tries again until that is known."""

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from muster.protocol import Output, OutputLine, Outputs
+from muster.protocol import Output
+from muster.replies import OutputLine, Outputs
 from muster.spec import InstanceId
 
 #: Lines and bytes that one instance may keep; the oldest go first.

@@ -7,7 +7,7 @@ import msgspec
 from muster.coordinator.directory import why_over
 from muster.coordinator.requests import Load, Request
 from muster.errors import RequestError
-from muster.protocol import Done
+from muster.replies import Done
 from muster.spec import Failure, Phase
 from muster.state import Broken, Deleting, Instance, State
 

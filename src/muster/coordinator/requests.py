@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from muster.protocol import AnyPiece, Chunk, Done, Generate, Prefilled, Started
+from muster.protocol import Generate
+from muster.replies import AnyPiece, Chunk, Done, Prefilled, Started
 from muster.spec import InstanceId, ModelWorkload
 from muster.state import Instance
 

@@ -12,18 +12,22 @@ import msgspec
 from loguru import logger
 
 from muster import __version__
-from muster.bus import ControlServer, Deduplicator, Incoming, Publisher, Verdict
-from muster.coordinator import intake
+from muster.bus import ControlServer, Incoming, Publisher
+from muster.coordinator.adoption import Adoption
+from muster.coordinator.authority import Authority
 from muster.coordinator.calls import Calls
+from muster.coordinator.comparing import Clocks
 from muster.coordinator.dispatcher import QueueSettings
 from muster.coordinator.door import Door
+from muster.coordinator.find import refusal
 from muster.coordinator.gateway import Gateway
 from muster.coordinator.ledger import Ledger
 from muster.coordinator.nodes import Registrar
 from muster.coordinator.outputs import OutputStore
+from muster.coordinator.reports import Reports
 from muster.coordinator.requests import Request
 from muster.errors import LogError, RequestError
-from muster.eventlog import Retention, SqliteEventLog
+from muster.eventlog import Retention
 from muster.eventlog.api import EventLog
 from muster.events import (
     CoordinatorStarted,
@@ -35,42 +39,41 @@ from muster.events import (
     InstanceFinished,
     NodeJoined,
     NodeLost,
-    RankFact,
-    ReportId,
     Unknown,
-    decode_event,
     encode_envelope,
-    kind_of,
 )
-from muster.lifecycle import Settings
+from muster.lifecycle import SECOND, Settings
 from muster.protocol import (
-    Acked,
-    Answer,
-    AnyPiece,
-    AnyReply,
+    AnyRequest,
     Beat,
     CancelGenerate,
+    Claim,
     Create,
     Delete,
-    Done,
+    Drain,
     Generate,
     Get,
+    Held,
     Hello,
     Output,
-    Pulse,
+    Promote,
     Query,
     ReadOutput,
-    Refused,
     Replay,
-    Replayed,
     Report,
-    Welcome,
+    Resume,
+    Retry,
+    Who,
 )
-from muster.spec import BootId, Failure, NodeId, NodeInfo, Phase
-from muster.state import rank_of
+from muster.replies import Answer, AnyPiece, AnyReply, Done, Pulse, Refused, Replayed, Role, Vote, Welcome
+from muster.spec import BootId, Failure, InstanceId, NodeId, Phase
 
+#: Pulses that a node may miss before its silence is counted from the last one that it heard.
+_PULSES_MISSED = 2
 #: Events in one answer to a replay; its reader asks again for the rest.
 _REPLAY_EVENTS = 1_000
+#: What a coordinator that may not write still takes: it reads, or changes nothing that is logged.
+_READS = Get | Query | Replay | ReadOutput | Who | Claim | Beat | Generate | CancelGenerate
 
 
 class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,75 +90,84 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Coordinator:
-    """One coordinator on one log. `run` serves until it is cancelled."""
+    """The active coordinator on one log. `lead` serves until it is cancelled, also after it was fenced.
+
+    `publisher`, `server` and `gateway` are open while it does; whoever opened them may have used them before.
+    """
 
     def __init__(self, settings: CoordinatorSettings) -> None:
         self._settings = settings
         self._boot = BootId(secrets.token_hex(8))
-        self._publisher = Publisher(settings.host, settings.events_port, boot=self._boot)
-        self._server = ControlServer(settings.host, settings.control_port)
-        self._gateway = Gateway(
-            settings.host, settings.generation_port, QueueSettings(max_waiting=settings.max_waiting)
-        )
-        self._reports = Deduplicator()
+        self.publisher = Publisher(settings.host, settings.events_port, boot=self._boot)
+        self.server = ControlServer(settings.host, settings.control_port)
+        self.gateway = Gateway(settings.host, settings.generation_port, QueueSettings(max_waiting=settings.max_waiting))
         self._registrar = Registrar(settings.clocks)
         self._outputs = OutputStore()
         self._beats: dict[NodeId, Beat] = {}
         self._generations: dict[tuple[bytes, int], Request] = {}  #: of the control socket, by connection and call
         self._nudge = anyio.Event()
         self.http_port: int | None = None  #: of the HTTP API beside it, told to whoever says hello
-        self.stale = 0  #: rank events that came too late to matter
+        self._clocks = Clocks()
+        self._adoption = Adoption(settings.clocks)
+        self._fenced = {"attempt": 0, "boot": 0}  #: messages that came too late to matter, by what they are too old in
 
     @property
     def control_port(self) -> int:
         """The port that workers and clients are given."""
-        return self._server.port
+        return self.server.port
 
     @property
     def generation_port(self) -> int:
         """The port that rank-0 runners dial."""
-        return self._gateway.port
+        return self.gateway.port
 
     @property
     def door(self) -> Door:
-        """What the HTTP API talks to. There is one once `run` has started, and it is of use while that runs."""
+        """What the HTTP API talks to. There is one once `lead` has started, and it is of use while that runs."""
         return self._door
 
-    async def run(self, *, task_status: anyio.abc.TaskStatus[int] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Open the log and serve; started with the control port.
+    async def lead(
+        self, log: EventLog, authority: Authority, *, task_status: anyio.abc.TaskStatus[int] = anyio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Serve on the log, as far as the authority allows; started with the control port.
 
         Raises:
-            LogError: the log cannot be opened.
-            LockError: another coordinator has it.
-            PortError: a port is taken, or the host is no address of this machine.
+            LogError: the log cannot be read, or not even its first event be written.
         """
-        log = SqliteEventLog(self._settings.directory / "events.db", retention=self._settings.retention)
-        try:
-            async with self._publisher, self._server, self._gateway:
-                self._log: EventLog = log
-                self._ledger = Ledger(log, self._publisher, self._settings.clocks)
-                self._calls = Calls(log, self._ledger, self._outputs, self._beats, self._wake)
-                self._door = Door(log, self._ledger, self._gateway, self._calls)
-                self._gateway.update(self._ledger.state)
-                self._ledger.on_event = self._after
-                self._ledger.commit(CoordinatorStarted(epoch=log.epoch, boot=self._boot, version=__version__))
-                self._pulse()
-                async with anyio.create_task_group() as group:
-                    group.start_soon(self._keep_time)
-                    task_status.started(self.control_port)
-                    await self._serve()
-        finally:
-            log.close()
+        self._log = log
+        self._authority = authority
+        self._ledger = Ledger(log, self.publisher, self._settings.clocks)
+        self._ledger.objection = authority.objection
+        self._reports = Reports(self._ledger, self._outputs, self._clocks, self._fenced)
+        self._calls = Calls(log, self._ledger, self._outputs, self._beats, self._wake, self._clocks, self._fenced)
+        self._door = Door(log, self._ledger, self.gateway, self._calls)
+        self.gateway.update(self._ledger.state)
+        self._ledger.on_event = self._after
+        self._ledger.commit(
+            CoordinatorStarted(epoch=log.epoch, boot=self._boot, version=__version__, term=authority.term)
+        )
+        self._pulse()
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._keep_time)
+            task_status.started(self.control_port)
+            await self._serve()
+
+    def shut(self) -> None:
+        """This coordinator is fenced: what waits for a token has to be asked elsewhere."""
+        objection = self._authority.objection()
+        if objection is not None:
+            self.publisher.hush()
+            self.gateway.dispatcher.shut(refusal(objection, Phase.RUNNING).failure)
 
     # --- the loop -----------------------------------------------------------------------------------------
 
     async def _serve(self) -> None:
-        async for incoming in self._server.incoming:
+        async for incoming in self.server.incoming:
             try:
                 self._handle(incoming)
-                self._ledger.settle()
+                self._settle()
             except LogError as error:
-                self._answer(incoming, intake.refusal(error, Phase.PLACING))
+                self._answer(incoming, refusal(error, Phase.PLACING))
             except Exception:
                 # One bad request must not end the coordinator of everybody else.
                 logger.exception("request {} failed", type(incoming.call.request).__name__)
@@ -173,26 +185,48 @@ class Coordinator:
                 self._pulse()
                 next_beat = now + beat_seconds
             try:
-                self._ledger.settle()
+                self._settle()
             except Exception:
                 # A rule that fails on one instance must not end the coordinator of all the others.
                 logger.exception("the lifecycle rules failed")
             self._outputs.expire(now)
             nudge = self._nudge
-            with anyio.move_on_after(min(next_beat - time.monotonic(), self._ledger.seconds_to_wake())):
+            with anyio.move_on_after(min(next_beat - time.monotonic(), self._seconds_to_wake())):
                 await nudge.wait()
+
+    def _settle(self) -> None:
+        """Carry out what the state demands, and what follows from instances that were found."""
+        if self._authority.objection() is not None:
+            return  # the time until it may write again counts against no node: the ledger sees that it stood still
+        self._ledger.settle()
+        while events := self._adoption.due(self._ledger.state, self._ledger.clock.now_ns()):
+            for event in events:
+                logger.warning("{}", event)
+                self._ledger.commit(event)
+            self._ledger.settle()
+
+    def _seconds_to_wake(self) -> float:
+        if self._authority.objection() is not None:
+            return float("inf")
+        judged = self._adoption.wake_ns()
+        seconds = float("inf") if judged is None else max(0.05, (judged - self._ledger.clock.now_ns()) / SECOND)
+        return min(self._ledger.seconds_to_wake(), seconds)
 
     def _wake(self) -> None:
         self._nudge.set()
         self._nudge = anyio.Event()
 
     def _pulse(self) -> None:
-        self._publisher.pulse(
+        if self._authority.objection() is not None:
+            self.publisher.hush()
+            return
+        self.publisher.pulse(
             Pulse(
                 epoch=self._log.epoch,
                 coordinator_boot=self._boot,
                 head=self._ledger.state.sequence,
                 time_ns=self._ledger.clock.now_ns(),
+                term=self._ledger.state.term,
             )
         )
 
@@ -202,7 +236,7 @@ class Coordinator:
         self._door.note_logged()
         if isinstance(event, InstanceFact | NodeLost):  # a lost node's ranks are gone with it
             try:
-                self._gateway.update(self._ledger.state)
+                self.gateway.update(self._ledger.state)
             except Exception:  # the log and the instances go on, whatever became of a request
                 logger.exception("the gateway failed on {}", type(event).__name__)
         match event:
@@ -218,20 +252,39 @@ class Coordinator:
     # --- requests -----------------------------------------------------------------------------------------
 
     def _answer(self, incoming: Incoming, reply: AnyReply, *, last: bool = True) -> None:
-        self._server.send(incoming.identity, Answer(id=incoming.call.id, reply=reply, last=last))
+        self.server.send(incoming.identity, Answer(id=incoming.call.id, reply=reply, last=last))
 
     def _handle(self, incoming: Incoming) -> None:
         request = incoming.call.request
+        if isinstance(request, Hello):
+            self._authority.hear(request.epoch, request.term)
+        objection = self._authority.objection()
+        if objection is not None and not isinstance(request, _READS):
+            self._answer(incoming, refusal(objection, Phase.PLACING))
+            return
+        self._carry_out(incoming, request)
+
+    def _carry_out(self, incoming: Incoming, request: AnyRequest) -> None:
         match request:
             case Beat():
                 self._beat(request)
             case Report() | Output():
-                self._report(incoming, request)
+                reply = self._reports.take(request)
+                if reply is not None:
+                    self._answer(incoming, reply)
             case Hello():
-                self._hello(incoming, request.info)
+                self._hello(incoming, request)
             case Replay():
                 self._answer(incoming, self._replay(request))
-            case Create() | Delete() | Get() | Query():
+            case Who():
+                self._answer(incoming, self.role())
+            case Promote():
+                error = RequestError("this coordinator is active: it follows nobody", remedy="Promote its standby.")
+                self._answer(incoming, refusal(error, Phase.PLACING))
+            case Claim():
+                mine = request.epoch == self._log.epoch
+                self._answer(incoming, Vote(granted=False, term=self._authority.term if mine else 0))
+            case Create() | Delete() | Drain() | Resume() | Retry() | Get() | Query():
                 self._answer(incoming, self._calls.answer(request))
             case ReadOutput():
                 self._calls.read_output(request, lambda reply: self._answer(incoming, reply))
@@ -240,14 +293,16 @@ class Coordinator:
             case CancelGenerate():
                 asked = self._generations.pop((incoming.identity, request.id), None)
                 if asked is not None:
-                    self._gateway.cancel(asked)
+                    self.gateway.cancel(asked)
 
     def _beat(self, beat: Beat) -> None:
         node = self._ledger.state.nodes.get(beat.node)
         if node is None or node.info.boot != beat.boot or node.lost is not None:
+            self._fenced["boot"] += node is not None and node.info.boot != beat.boot
             return
         now = self._ledger.clock.now_ns()
-        self._ledger.heard_ns[beat.node] = now
+        self._clocks.note(beat, now)
+        self._ledger.heard_ns[beat.node] = max(self._ledger.heard_ns.get(beat.node, 0), now - self._deaf_ns(beat))
         before = self._beats.get(beat.node)
         known = set(before.progress) if before is not None else set()
         for progress in beat.progress:
@@ -256,34 +311,69 @@ class Coordinator:
                 self._ledger.progress_ns[progress.instance, progress.attempt, progress.rank] = now
         self._beats[beat.node] = beat
 
-    def _hello(self, incoming: Incoming, info: NodeInfo | None) -> None:
+    def _deaf_ns(self, beat: Beat) -> int:
+        """For how long the node has not heard this coordinator: a link may work in one direction only."""
+        patience_ns = int(_PULSES_MISSED * self._settings.clocks.heartbeat_seconds * SECOND)
+        return max(0, beat.pulse_age_ns - patience_ns) if beat.pulse_ns else 0
+
+    def _hello(self, incoming: Incoming, hello: Hello) -> None:
+        info = hello.info
+        judging: tuple[InstanceId, ...] = ()
         if info is not None:
             now = self._ledger.clock.now_ns()
-            verdict = self._registrar.admit(info, self._ledger.state, self._ledger.heard_ns.get(info.node), now)
+            verdict = self._registrar.admit(hello, self._ledger.state, self._ledger.heard_ns.get(info.node), now)
             if isinstance(verdict, Failure):
                 self._answer(incoming, Refused(failure=verdict))
+                return
+            if verdict.proof:
+                failure = Failure(kind="node-lost", message=f"node {info.node} was lost; say so again", retryable=True)
+                self._answer(incoming, Refused(failure=failure, proof=verdict.proof))
                 return
             if verdict.lost is not None:
                 old = self._ledger.state.nodes[info.node].info.boot
                 self._ledger.commit(NodeLost(node=info.node, boot=old, reason=verdict.lost))
-            self._ledger.heard_ns[info.node] = now
             if verdict.joins:
+                self._ledger.heard_ns[info.node] = now
                 logger.info("node {} joined from {} (pid {})", info.node, info.hostname, info.pid)
                 self._beats.pop(info.node, None)
                 self._ledger.commit(NodeJoined(info=info), origin=info.node)
-        self._answer(incoming, self._welcome())
+            judging = self._judge(hello.holds, now)
+        self._answer(incoming, self._welcome(judging))
 
-    def _welcome(self) -> Welcome:
+    def _judge(self, holds: tuple[Held, ...], now_ns: int) -> tuple[InstanceId, ...]:
+        """Which of the instances that a worker holds this log has never heard of."""
+        unknown = [held for held in holds if held.instance not in self._ledger.state.instances]
+        logged = {
+            held.instance for held in unknown if self._log.query(Query(instance=held.instance, limit=1, newest=True))
+        }
+        return self._adoption.note([held for held in unknown if held.instance not in logged], now_ns)
+
+    def role(self) -> Role:
+        """What this coordinator is to somebody who looks for the active one."""
+        objection = self._authority.objection()
+        return Role(
+            role="active" if objection is None else "fenced",
+            epoch=self._log.epoch,
+            term=self._authority.term,
+            boot=self._boot,
+            head=self._ledger.state.sequence,
+            version=__version__,
+            reason="" if objection is None else objection.message,
+        )
+
+    def _welcome(self, judging: tuple[InstanceId, ...] = ()) -> Welcome:
         return Welcome(
             epoch=self._log.epoch,
             coordinator_boot=self._boot,
             version=__version__,
             state=self._calls.encoded_state(),
-            events_port=self._publisher.port,
-            generation_port=self._gateway.port,
+            events_port=self.publisher.port,
+            generation_port=self.gateway.port,
             http_port=self.http_port,
             heartbeat_seconds=self._settings.clocks.heartbeat_seconds,
             lease_seconds=self._settings.clocks.lease_seconds,
+            term=self._ledger.state.term,
+            judging=judging,
         )
 
     def _replay(self, request: Replay) -> Replayed | Welcome:
@@ -291,59 +381,10 @@ class Coordinator:
             return self._welcome()
         envelopes = self._log.read(request.after, _REPLAY_EVENTS)
         return Replayed(
-            envelopes=tuple(encode_envelope(envelope) for envelope in envelopes), head=self._ledger.state.sequence
+            envelopes=tuple(encode_envelope(envelope) for envelope in envelopes),
+            head=self._ledger.state.sequence,
+            coordinator_boot=self._boot,
         )
-
-    # --- reports ------------------------------------------------------------------------------------------
-
-    def _report(self, incoming: Incoming, message: Report | Output) -> None:
-        verdict = self._reports.judge(message, self._ledger.state)
-        if verdict is Verdict.STRANGER:
-            failure = Failure(
-                kind="node-unknown",
-                message=f"node {message.node} has not said hello with boot {message.boot}",
-                node=message.node,
-                retryable=True,
-            )
-            self._answer(incoming, Refused(failure=failure))
-            return
-        if verdict is Verdict.MISSING:
-            return
-        if verdict is Verdict.APPLY:
-            if isinstance(message, Output):
-                if message.instance in self._ledger.state.instances:
-                    self._outputs.add(message)
-            elif not self._apply_report(incoming, message):
-                return
-            self._reports.applied(message)
-        safe = self._reports.acknowledged(message.node, message.boot, self._ledger.state)
-        self._answer(incoming, Acked(n=max(safe, message.n)))
-
-    def _apply_report(self, incoming: Incoming, report: Report) -> bool:
-        """Log a worker's event, unless it is too late to matter. `False` if it was refused."""
-        try:
-            event = decode_event(report.event)
-            self._check_authority(event, report)
-        except (RequestError, msgspec.DecodeError, RecursionError) as error:
-            failure = Failure(kind="request-invalid", message=f"report {report.n}: {error}", node=report.node)
-            self._answer(incoming, Refused(failure=failure))
-            return False
-        if isinstance(event, RankFact) and rank_of(self._ledger.state, event) is None:
-            self.stale += 1
-            logger.debug("stale {} of {} attempt {}", type(event).__name__, event.instance, event.attempt)
-            return True
-        self._ledger.heard_ns[report.node] = self._ledger.clock.now_ns()
-        identity = ReportId(node=report.node, boot=report.boot, n=report.n)
-        self._ledger.record(report.event, event, origin=report.node, cause=report.cause, report=identity)
-        return True
-
-    def _check_authority(self, event: Event | Unknown, report: Report) -> None:
-        """A worker speaks of its own ranks and of its own end; a kind that is not known here is only kept."""
-        if isinstance(event, Unknown):
-            return
-        if isinstance(event, RankFact | NodeLost) and (event.node, event.boot) == (report.node, report.boot):
-            return
-        raise RequestError(f"node {report.node} may not report {kind_of(event)} of another")
 
     # --- generation ---------------------------------------------------------------------------------------
 
@@ -358,6 +399,6 @@ class Coordinator:
                 self._generations.pop(key, None)
             self._answer(incoming, piece, last=ended)
 
-        asked = self._gateway.ask(request, answer)
+        asked = self.gateway.ask(request, answer)
         if not ended:
             self._generations[key] = asked

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Self
 
 from muster.coordinator.requests import Answerer, Request
-from muster.protocol import AnyPiece, Chunk, Done, Prefilled, Refused
+from muster.replies import AnyPiece, Chunk, Done, Prefilled, Refused
 
 #: Pieces that wait for a slow reader before they are merged.
 _WAITING_PIECES = 64

@@ -140,6 +140,17 @@ class EventLog(Protocol):
         """
         ...
 
+    def replace(self, epoch: str, state: State) -> str:
+        """Begin again as another log's copy: its `epoch`, and `state`, which holds everything up to its sequence.
+
+        Afterwards there is no event; the next one to append follows `state.sequence`. Where the storage outlives its
+        process, what was in the log stays beside it. Returns where, as text for people; "" where nothing is kept.
+
+        Raises:
+            LogError: the storage failed; the log is as it was before.
+        """
+        ...
+
     def close(self) -> None:
         """Release the storage. Harmless when called again."""
         ...

@@ -116,6 +116,18 @@ class MemoryEventLog:
         self._events_bytes -= freed_bytes
         return count
 
+    def replace(self, epoch: str, state: State) -> str:
+        self._check_open()
+        self._epoch = epoch
+        self._entries.clear()
+        self._events_bytes = 0
+        self._head = state.sequence
+        self._snapshots.clear()
+        self._snapshot_sequences.clear()
+        if state.sequence:
+            self.snapshot(state)
+        return ""
+
     def close(self) -> None:
         self._closed = True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sqlite3
+import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from muster.errors import LockError, LogError
+from muster.errors import LogError
 from muster.eventlog.api import (
     INTEGER_MAXIMUM,
     PRUNE_BATCH_EVENTS,
@@ -23,17 +24,11 @@ from muster.eventlog.api import (
     split_kinds,
 )
 from muster.eventlog.layout import APPLICATION_ID, CREATE, SCHEMA
+from muster.eventlog.opening import lock_log, log_error, open_database, unused
 from muster.events import Envelope, ReportId
-from muster.filelock import FileLock
 from muster.protocol import Query
 from muster.spec import NodeId
 from muster.state import State
-
-#: How long to wait for somebody who holds the database, such as a backup, in seconds.
-BUSY_SECONDS = 5.0
-
-#: The write-ahead file is cut back to this after a checkpoint, so that one large batch does not leave it large.
-WAL_BYTES_MAXIMUM = 4 * 2**20
 
 _COLUMNS = "sequence, time_ns, origin, cause, body, report"
 _Row = tuple[int, int, str, int, bytes, bytes | None]
@@ -73,9 +68,9 @@ class SqliteEventLog:
                 f"the directory {path.parent} of the event log cannot be made: {error.strerror}",
                 remedy="Choose another state directory, or make this one writable for the coordinator's user.",
             ) from error
-        self._lock = _lock(path)
+        self._lock = lock_log(path)
         try:
-            self._connection = _open(path, synchronous)
+            self._connection = open_database(path, synchronous)
             with self._guard("opened"):
                 self._epoch = self._prepare(self._connection)
                 self._head = self._stored_head()
@@ -174,6 +169,39 @@ class SqliteEventLog:
             # It gives back one page for each step, and only `executescript` steps to the end.
             self._open_connection().executescript("PRAGMA incremental_vacuum")
         return last + 1 - oldest
+
+    def replace(self, epoch: str, state: State) -> str:
+        """Begin again, in one transaction; the events that were here are first copied to a database beside this one."""
+        aside = self._copy_aside() if self._head else None
+        try:
+            with self._guard("written"), self._transaction() as connection:
+                for table in ("events", "snapshots"):
+                    connection.execute(f"DELETE FROM {table}")
+                connection.execute("UPDATE meta SET value = ? WHERE name = 'epoch'", (epoch,))
+                if state.sequence:
+                    row = (state.sequence, msgspec.msgpack.encode(state))
+                    connection.execute("INSERT INTO snapshots VALUES (?, ?)", row)
+        except BaseException:
+            if aside is not None:
+                aside.unlink(missing_ok=True)
+            raise
+        self._epoch, self._head = epoch, state.sequence
+        with self._guard("pruned"):
+            self._open_connection().executescript("PRAGMA incremental_vacuum")
+        return "" if aside is None else str(aside)
+
+    def _copy_aside(self) -> Path:
+        moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        aside = unused(self._path.with_name(f"{self._path.name}.fenced-{moment}"))
+        try:
+            aside.touch(mode=0o600)  # SQLite writes into an empty file as it is
+            self._open_connection().execute("VACUUM INTO ?", (str(aside),))
+        except BaseException as error:
+            aside.unlink(missing_ok=True)
+            if isinstance(error, sqlite3.Error | OSError):
+                raise log_error(self._path, "copied aside", error) from error
+            raise
+        return aside
 
     def close(self) -> None:
         if self._connection is not None:
@@ -298,37 +326,7 @@ class SqliteEventLog:
         try:
             yield
         except (sqlite3.Error, msgspec.DecodeError) as error:
-            raise _log_error(self._path, verb, error) from error
-
-
-def _lock(path: Path) -> FileLock:
-    try:
-        return FileLock(
-            path.with_name(path.name + ".lock"),
-            what=f"the event log {path}",
-            remedy="Stop that coordinator, or give this one a state directory of its own.",
-        )
-    except LockError as error:
-        raise LogError(error.message, remedy=error.remedy) from error
-
-
-def _open(path: Path, synchronous: str) -> sqlite3.Connection:
-    try:
-        path.touch(mode=0o600)  # SQLite gives its other files the mode of this one
-        path.chmod(0o600)
-        connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
-    except (OSError, sqlite3.Error) as error:
-        raise _log_error(path, "opened", error) from error
-    try:
-        # Before the first page is written, or it has no effect.
-        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute(f"PRAGMA synchronous = {synchronous}")
-        connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES_MAXIMUM}")
-    except sqlite3.Error as error:
-        connection.close()
-        raise _log_error(path, "opened", error) from error
-    return connection
+            raise log_error(self._path, verb, error) from error
 
 
 def _row_of(envelope: Envelope) -> tuple[int | str | bytes | None, ...]:
@@ -363,20 +361,3 @@ def _envelope_of(row: _Row) -> Envelope:
 def _clamp(value: int) -> int:
     """SQLite's integers have 64 bits; a caller's may have more."""
     return max(-INTEGER_MAXIMUM, min(value, INTEGER_MAXIMUM))
-
-
-def _log_error(path: Path, verb: str, error: Exception) -> LogError:
-    """Say what failed, and what to do about it, by SQLite's own code where there is one."""
-    code: int = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    match code:
-        case sqlite3.SQLITE_FULL | sqlite3.SQLITE_IOERR:
-            remedy = f"Make room on the disk that holds {path.parent}, or check it for errors."
-        case sqlite3.SQLITE_NOTADB:
-            remedy = "Choose another state directory, or move that file away."
-        case sqlite3.SQLITE_CORRUPT:
-            remedy = "Restore it from a backup, or move it away to start with an empty cluster."
-        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-            remedy = "Another program holds it: end that, for instance a backup or an sqlite3 shell."
-        case _:
-            remedy = f"Check that {path.parent} exists and that the coordinator's user may write to it."
-    return LogError(f"the event log {path} cannot be {verb}: {error}", remedy=remedy)

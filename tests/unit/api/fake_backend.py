@@ -11,20 +11,8 @@ import anyio.lowlevel
 
 from muster.api.backend import Readiness, ServedModel
 from muster.events import Envelope
-from muster.protocol import (
-    AnyPiece,
-    AnyReply,
-    Chunk,
-    Create,
-    Delete,
-    Done,
-    Generate,
-    Get,
-    Query,
-    ReadOutput,
-    Refused,
-    Started,
-)
+from muster.protocol import Create, Delete, Drain, Generate, Get, Query, ReadOutput, Resume, Retry
+from muster.replies import AnyPiece, AnyReply, Chunk, Done, Refused, Started
 from muster.sampling import ToolCall
 from muster.spec import Failure, InstanceId
 from muster.state import State
@@ -73,6 +61,7 @@ class FakeStream:
 
 
 Script = Callable[[Generate], Sequence[AnyPiece]]
+Call = Create | Delete | Drain | Resume | Retry | Get | Query | ReadOutput
 
 
 class FakeBackend:
@@ -82,8 +71,8 @@ class FakeBackend:
         self.script: Script | Sequence[AnyPiece] = answer("Hello", " there.") if script is None else script
         self.requests: list[Generate] = []
         self.streams: list[FakeStream] = []
-        self.calls: list[Create | Delete | Get | Query | ReadOutput] = []
-        self.replies: Callable[[Create | Delete | Get | Query | ReadOutput], AnyReply] | None = None
+        self.calls: list[Call] = []
+        self.replies: Callable[[Call], AnyReply] | None = None
         self.served: tuple[ServedModel, ...] = (
             ServedModel(name=MODEL, instances=(InstanceId("model-1"),), ready=1, created_ns=1_700_000_000 * 10**9),
         )
@@ -109,7 +98,7 @@ class FakeBackend:
     def state(self) -> State:
         return self.now
 
-    async def call(self, request: Create | Delete | Get | Query | ReadOutput) -> AnyReply:
+    async def call(self, request: Call) -> AnyReply:
         self.calls.append(request)
         assert self.replies is not None, f"no reply was scripted for {request}"
         return self.replies(request)

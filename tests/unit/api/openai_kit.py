@@ -13,7 +13,8 @@ import openai
 from fake_backend import MODEL, FakeBackend, Script
 from serving import served
 
-from muster.protocol import AnyPiece, Generate
+from muster.protocol import Generate
+from muster.replies import AnyPiece
 
 #: Loading the system's would take longer than the test.
 _NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -17,7 +17,7 @@ from serving import Served, served
 
 from muster.api.settings import ApiSettings
 from muster.coordinator.served import ServedModel
-from muster.protocol import Chunk, Prefilled
+from muster.replies import Chunk, Prefilled
 from muster.sampling import Message, Tool, ToolCall
 from muster.spec import InstanceId
 

@@ -8,7 +8,7 @@ from fake_backend import FakeStream, answer, done, refused, started
 
 from muster.api.errors import ApiError, of_failure
 from muster.api.gather import first, gather, rest
-from muster.protocol import Chunk, Done, Prefilled
+from muster.replies import Chunk, Done, Prefilled
 from muster.sampling import ToolCall
 from muster.spec import Failure
 

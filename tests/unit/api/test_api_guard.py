@@ -15,7 +15,7 @@ from muster.api.app import build_app
 from muster.api.guard import host_name
 from muster.api.http import ApiRoute
 from muster.api.settings import ApiSettings
-from muster.protocol import AnyReply, Created
+from muster.replies import AnyReply, Created
 from muster.spec import InstanceId
 
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
@@ -147,7 +147,13 @@ def routes(backend: FakeBackend) -> list[ApiRoute]:
 def test_every_route_is_guarded_and_only_health_is_public(backend: FakeBackend) -> None:
     assert [route.operation.path for route in routes(backend) if route.served_by.public] == ["/health"]
     changing = {(route.operation.method, route.operation.path) for route in routes(backend) if route.served_by.mutates}
-    assert changing == {("POST", "/api/instances"), ("DELETE", "/api/instances/{instance:path}")}
+    assert changing == {
+        ("POST", "/api/instances"),
+        ("DELETE", "/api/instances/{instance:path}"),
+        ("POST", "/api/instances/{instance:path}/retry"),
+        ("POST", "/api/nodes/{node}/drain"),
+        ("POST", "/api/nodes/{node}/resume"),
+    }
 
 
 def test_json_with_a_charset_is_json(web: httpx.Client, server: Served, backend: FakeBackend) -> None:

@@ -18,7 +18,7 @@ from muster.api.bodies import MAX_BODY_BYTES
 from muster.api.server import HttpServer
 from muster.api.settings import ApiSettings
 from muster.errors import PortError
-from muster.protocol import Chunk, Prefilled
+from muster.replies import Chunk, Prefilled
 
 CHATS = {
     "/v1/messages": {"model": MODEL, "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]},

@@ -12,7 +12,7 @@ from openai_kit import asking, events
 from test_openai_chat import CALL, TIME, WEATHER
 
 from muster.api.calling import Calling
-from muster.protocol import Chunk
+from muster.replies import Chunk
 from muster.sampling import Tool
 
 #: Schemas whose parts refer to each other, as pydantic writes them, and to the whole.

@@ -13,7 +13,7 @@ from fake_backend import MODEL, FakeBackend, answer, calling, done, refused, sta
 from serving import Served
 
 from muster import __version__
-from muster.protocol import Chunk
+from muster.replies import Chunk
 from muster.sampling import Alternative, Message, TokenLogprob, Tool, ToolCall
 
 HI = [{"role": "user", "content": "hi"}]

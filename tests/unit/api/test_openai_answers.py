@@ -10,7 +10,8 @@ from fake_backend import MODEL, FakeBackend, answer, done, refused, started
 
 from muster.api.errors import ApiError, in_words_of
 from muster.api.openai_answers import begin_all, gather_all, variants
-from muster.protocol import AnyPiece, Chunk, Generate
+from muster.protocol import Generate
+from muster.replies import AnyPiece, Chunk
 from muster.sampling import SamplingParams
 
 Script = Callable[[Generate], Sequence[AnyPiece]]

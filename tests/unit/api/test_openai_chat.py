@@ -13,7 +13,7 @@ from openai_kit import asking, user
 from pydantic import BaseModel
 
 from muster.api.openai_bodies import DEFAULT_ANSWER_TOKENS
-from muster.protocol import Chunk
+from muster.replies import Chunk
 from muster.sampling import Alternative, Message, SamplingParams, TokenLogprob, Tool, ToolCall
 
 WEATHER: Any = {

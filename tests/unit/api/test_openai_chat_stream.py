@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from serving import wait_until
 from test_openai_chat import CALL, LOGPROBS, TIME, WEATHER
 
-from muster.protocol import Chunk, Prefilled
+from muster.replies import Chunk, Prefilled
 from muster.sampling import ToolCall
 
 MESSAGES: Any = [user("Hi")]

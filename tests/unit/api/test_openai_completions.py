@@ -10,7 +10,8 @@ from fake_backend import MODEL, answer, done, refused, started
 from openai_kit import Kit, asking, events, refusal
 
 from muster.api.openai_completions import DEFAULT_COMPLETION_TOKENS
-from muster.protocol import AnyPiece, Chunk, Generate, Prefilled, Started
+from muster.protocol import Generate
+from muster.replies import AnyPiece, Chunk, Prefilled, Started
 from muster.sampling import Alternative, SamplingParams, TokenLogprob
 
 LOGPROBS = (

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from test_openai_chat import CALL, FORMS, LOGPROBS
 
 from muster.api.openai_bodies import DEFAULT_ANSWER_TOKENS
-from muster.protocol import AnyPiece, Chunk, Prefilled
+from muster.replies import AnyPiece, Chunk, Prefilled
 from muster.sampling import Message, SamplingParams, Tool, ToolCall
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -54,6 +54,7 @@ def test_every_route_is_in_it(document: dict[str, Any]) -> None:
     assert {(path, method) for path, method, _ in operations(document)} == expected
     assert ("/v1/chat/completions", "post") in expected
     assert ("/api/instances/{instance}", "delete") in expected
+    assert ("/api/nodes/{node}/drain", "post") in expected
 
 
 def test_it_is_a_document_of_its_version(document: dict[str, Any]) -> None:
@@ -98,7 +99,11 @@ def test_bodies_refuse_what_they_do_not_know(document: dict[str, Any]) -> None:
     for path, _, operation in operations(document):
         if "requestBody" in operation:
             reference = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
-            assert schemas[reference.rpartition("/")[2]]["additionalProperties"] is False, path
+            schema = schemas[reference.rpartition("/")[2]]
+            assert schema["additionalProperties"] is False, path
+            if schema.get("required"):
+                assert operation["requestBody"]["required"], path
+    assert not document["paths"]["/api/nodes/{node}/drain"]["post"]["requestBody"]["required"]
 
 
 def test_streams_have_the_type_of_their_dialect(document: dict[str, Any]) -> None:

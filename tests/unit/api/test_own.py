@@ -13,7 +13,8 @@ from serving import Served, served, wait_until
 
 from muster.api import own
 from muster.events import Envelope, Event, InstanceDeleted, InstanceDeleting, NodeLost, encode_event
-from muster.protocol import Accepted, AnyReply, Beat, Create, Created, Delete, Get, Snapshot
+from muster.protocol import Beat, Create, Delete, Get
+from muster.replies import Accepted, AnyReply, Created, NodeClock, Snapshot
 from muster.spec import COORDINATOR, BootId, InstanceId, InstanceSpec, ModelWorkload, NodeId, NodeInfo, ScriptWorkload
 from muster.state import Instance, Node, State
 
@@ -73,7 +74,15 @@ def replies(request: object) -> AnyReply:
             return Accepted(instance=InstanceId(name), sequence=21)
         case Get():
             beats = tuple(Beat(node=NodeId(name), boot=node_info(name).boot, warm_runners=2) for name in "ab")
-            return Snapshot(state=msgspec.Raw(b""), beats=beats, memory_bytes=100, log_bytes=200)
+            clocks = tuple(NodeClock(node=NodeId(name), offset_ns=-7, error_ns=1) for name in "ab")
+            return Snapshot(
+                state=msgspec.Raw(b""),
+                beats=beats,
+                memory_bytes=100,
+                log_bytes=200,
+                clocks=clocks,
+                fenced={"boot": 3},
+            )
         case _:
             raise AssertionError(request)
 
@@ -167,7 +176,8 @@ def test_the_nodes_with_what_their_heartbeats_say(web: httpx.Client, server: Ser
     found = web.get(f"{server.url}/api/nodes").json()["nodes"]
     assert [one["node"]["info"]["node"] for one in found] == ["a", "b"]
     assert (found[0]["beat"]["warm_runners"], found[0]["node"]["lost"]) == (2, None)
-    assert (found[1]["beat"], found[1]["node"]["lost"]) == (None, "it is silent")
+    assert (found[0]["clock"]["offset_ns"], found[0]["node"]["duty"]) == (-7, {"type": "serving"})
+    assert (found[1]["beat"], found[1]["clock"], found[1]["node"]["lost"]) == (None, None, "it is silent")
 
 
 def test_the_models(web: httpx.Client, server: Served) -> None:
@@ -179,6 +189,7 @@ def test_the_state(web: httpx.Client, server: Served) -> None:
     found = web.get(f"{server.url}/api/state").json()
     assert (found["state"]["sequence"], found["memory_bytes"], found["log_bytes"]) == (20, 100, 200)
     assert set(found["state"]["instances"]) == {ONE, TWO}
+    assert (found["fenced"], [clock["node"] for clock in found["clocks"]]) == ({"boot": 3}, ["a", "b"])
 
 
 # --- events -------------------------------------------------------------------------------------------------

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from muster.coordinator.dispatcher import Dispatcher, QueueSettings
 from muster.coordinator.requests import Request
-from muster.protocol import AnyPiece, Chunk, Done, Generate, Refused, Started
+from muster.protocol import Generate
 from muster.rank_protocol import Ask, Cancel, Piece, ToRunner
+from muster.replies import AnyPiece, Chunk, Done, Refused, Started
 from muster.sampling import SamplingParams
 from muster.spec import (
     Failure,

@@ -6,8 +6,8 @@ import pytest
 from fleet import DONE, KILLED, Fleet, done
 
 from muster.coordinator.dispatcher import MAX_LOSSES
-from muster.protocol import Chunk, Done, Prefilled, Refused, Started
 from muster.rank_protocol import Piece
+from muster.replies import Chunk, Done, Prefilled, Refused, Started
 from muster.spec import Failure, Phase
 from muster.state import Broken, Deleting, Failed, Finished, Gone, Ready, Running, Starting
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from muster.coordinator.directory import Standing, standing_of
-from muster.protocol import Chunk, Done, Generate, Refused, Started
+from muster.protocol import Generate
+from muster.replies import Chunk, Done, Refused, Started
 from muster.spec import Failure, InstanceId
 from muster.state import Deleting, Failed, Gone, Ready, Running
 
@@ -147,6 +148,9 @@ class Gateway(RuleBasedStateMachine):
 
     @rule(name=names)
     def become_ready(self, name: str) -> None:
+        known = self.fleet.instances.get(InstanceId(name))
+        if known is not None and isinstance(known.status, Deleting):
+            return  # nothing leads back from there
         self.fleet.ready(name, attempt=self.attempts[name], served=SERVED[name], max_batch=1)
 
     @rule(name=names, retries=st.booleans())

@@ -12,26 +12,14 @@ from fleet import DONE, Asked, Fleet
 
 from muster.coordinator import door as door_module
 from muster.coordinator.calls import Calls
+from muster.coordinator.comparing import Clocks
 from muster.coordinator.door import Door
 from muster.coordinator.gateway import Gateway
 from muster.coordinator.outputs import OutputStore
 from muster.coordinator.served import Readiness
 from muster.events import Envelope, InstanceReady, NodeJoined, NodeLost, decode_event
-from muster.protocol import (
-    Chunk,
-    Create,
-    Created,
-    Delete,
-    Found,
-    Generate,
-    Get,
-    Output,
-    Outputs,
-    Query,
-    ReadOutput,
-    Refused,
-    Snapshot,
-)
+from muster.protocol import Create, Delete, Generate, Get, Output, Query, ReadOutput
+from muster.replies import Chunk, Created, Found, Outputs, Refused, Snapshot
 from muster.spec import BootId, Failure, GroupWorkload, InstanceId, InstanceSpec, NodeId
 
 pytestmark = pytest.mark.anyio
@@ -54,7 +42,7 @@ class Desk:
         self.outputs = OutputStore()
         self.woken = 0
         ledger = self.books.ledger
-        self.calls = Calls(self.books.log, ledger, self.outputs, {}, self.wake)
+        self.calls = Calls(self.books.log, ledger, self.outputs, {}, self.wake, Clocks(), {})
         self.door = Door(self.books.log, ledger, self.gateway, self.calls)
         ledger.on_event = lambda envelope, event: self.door.note_logged()
 

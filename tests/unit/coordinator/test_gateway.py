@@ -14,8 +14,9 @@ from fleet import DONE, Fleet
 
 from muster.coordinator.gateway import Gateway
 from muster.coordinator.streams import AnswerStream
-from muster.protocol import AnyPiece, Chunk, Done, Generate, Refused, Started
+from muster.protocol import Generate
 from muster.rank_protocol import Ask, Cancel, Piece, ToRunner
+from muster.replies import AnyPiece, Chunk, Done, Refused, Started
 from muster.state import State
 
 pytestmark = [pytest.mark.process, pytest.mark.anyio]

@@ -8,11 +8,13 @@ import msgspec
 import pytest
 from books import A, Books
 
-from muster.coordinator.intake import create, delete, find
+from muster.coordinator.find import find
+from muster.coordinator.intake import create, delete
 from muster.errors import LogError, RequestError
 from muster.events import InstanceCreated, InstanceReady
 from muster.placement import MODEL_RANK_BYTES, RANK_BYTES
-from muster.protocol import Accepted, Create, Created, Delete, Refused
+from muster.protocol import Create, Delete
+from muster.replies import Accepted, Created, Refused
 from muster.spec import (
     Deadlines,
     GroupWorkload,

@@ -101,7 +101,7 @@ def test_an_empty_cluster_sleeps_for_ever() -> None:
     assert books.ledger.seconds_to_wake() == math.inf
     books.ledger.commit(NodeJoined(info=info()))
     books.ledger.heard_ns[A] = books.ledger.clock.now_ns()
-    assert 4 < books.ledger.seconds_to_wake() <= Settings().lease_seconds
+    assert 2 < books.ledger.seconds_to_wake() <= Settings().suspect_seconds
 
 
 def test_the_decisions_of_one_round_have_one_cause() -> None:

@@ -9,6 +9,7 @@ from books import A, Books, info
 from muster.coordinator.nodes import Admission, Registrar
 from muster.events import NodeLost
 from muster.lifecycle import SECOND, Settings
+from muster.protocol import Hello
 from muster.spec import BootId, Failure, NodeId, NodeInfo
 from muster.state import State
 
@@ -16,9 +17,15 @@ NOW = 1_000 * SECOND
 
 
 def admit(
-    registrar: Registrar, hello: NodeInfo, state: State, *, heard_ns: int | None = NOW, now_ns: int = NOW
+    registrar: Registrar,
+    node: NodeInfo,
+    state: State,
+    *,
+    heard_ns: int | None = NOW,
+    now_ns: int = NOW,
+    proof: str = "",
 ) -> Admission | Failure:
-    return registrar.admit(hello, state, heard_ns, now_ns)
+    return registrar.admit(Hello(info=node, proof=proof), state, heard_ns, now_ns)
 
 
 @pytest.fixture
@@ -44,8 +51,22 @@ def test_a_reconnect_is_no_news_unless_something_changed(registrar: Registrar, s
 def test_a_lost_node_comes_back_with_any_boot(registrar: Registrar) -> None:
     books = Books("a")
     books.ledger.commit(NodeLost(node=A, boot=BootId("boot-1"), reason="lease"))
-    for boot in ("boot-1", "boot-2"):
-        assert admit(registrar, info(boot=boot), books.ledger.state) == Admission(joins=True)
+    assert admit(registrar, info(boot="boot-2"), books.ledger.state) == Admission(joins=True)
+    doubt = admit(registrar, info(), books.ledger.state)
+    assert isinstance(doubt, Admission)
+    assert doubt.proof
+    assert admit(registrar, info(), books.ledger.state, proof=doubt.proof) == Admission(joins=True)
+
+
+def test_a_lost_boot_that_hears_nothing_stays_lost(registrar: Registrar) -> None:
+    """Its hellos arrive and no answer reaches it: let in, it would be lost again after every lease."""
+    books = Books("a")
+    books.ledger.commit(NodeLost(node=A, boot=BootId("boot-1"), reason="lease"))
+    for proof in ("", "", "0000"):
+        doubt = admit(registrar, info(), books.ledger.state, proof=proof)
+        assert isinstance(doubt, Admission)
+        assert not doubt.joins
+        assert doubt.proof
 
 
 def test_a_worker_that_proves_that_it_replaces_the_old_one_joins_at_once(registrar: Registrar, state: State) -> None:

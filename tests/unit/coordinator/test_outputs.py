@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.coordinator.outputs import OutputStore, Reader
-from muster.protocol import Output, Outputs
+from muster.protocol import Output
+from muster.replies import Outputs
 from muster.spec import BootId, InstanceId, NodeId
 
 ONE = InstanceId("one")
