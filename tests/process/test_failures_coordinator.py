@@ -7,9 +7,11 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 from kit import (
@@ -31,9 +33,10 @@ from kit import (
     until,
 )
 
-from muster.events import CoordinatorStarted, InstanceFailed, NodeLost, RankPrepared, decode_envelope
+from muster.events import CoordinatorStarted, InstanceCleared, InstanceFailed, NodeLost, RankPrepared, decode_envelope
 from muster.local import LocalCluster
-from muster.protocol import Chunk, Create, Created, Delete, Done, Found, Generate, Query, Refused
+from muster.protocol import Create, Delete, Generate, Query
+from muster.replies import Chunk, Created, Done, Found, Refused
 from muster.sampling import Message
 from muster.spec import Failure, InstanceId
 from muster.state import Running
@@ -63,18 +66,52 @@ def start_again(own: Stage) -> None:
     own.client.wait_for(lambda: own.client.latest.coordinator_boot != before, "the new coordinator")
 
 
+def logged(own: Stage, kind: str) -> list[InstanceId]:
+    """The instances with an event of this kind, whether or not the client was there when it was logged."""
+    found = own.client.call(Query(kinds=(kind,)))
+    assert isinstance(found, Found)
+    events = [decode_envelope(envelope).event() for envelope in found.envelopes]
+    return [event.instance for event in events if isinstance(event, InstanceCleared)]
+
+
+@contextmanager
+def asking(own: Stage, instance: InstanceId, errors: Path) -> Generator[tuple[subprocess.Popen[bytes], Path]]:
+    """A `muster generate` that goes on after the body, unless that fails."""
+    command = ["generate", instance, "What is an instance?", "--coordinator", own.cluster.address]
+    with errors.open("wb") as file:
+        process = subprocess.Popen([sys.executable, "-m", "muster", *command], stdout=subprocess.PIPE, stderr=file)
+    try:
+        yield process, errors
+    except BaseException:
+        process.kill()
+        process.communicate()
+        raise
+
+
+def running_requests(own: Stage) -> int:
+    """How many requests the model has."""
+    models = httpx.get(f"{own.cluster.http}/api/models").raise_for_status().json()["models"]
+    return sum(one["running_requests"] for one in models)
+
+
 # --- kill -9 ------------------------------------------------------------------------------------------------
 
 
-def test_a_ready_model_survives_its_coordinator_and_answers_the_next_one(own: Stage) -> None:
+def test_a_ready_model_and_a_request_without_a_token_survive_their_coordinator(own: Stage, tmp_path: Path) -> None:
     kept = own.client.create(model(DEMO_MODEL, sharding="pipeline"))
     dropped = own.client.create(group())
     own.client.ready(dropped)
     own.client.delete(dropped)
     before = own.client.ready(kept).ranks
     said = answer(own.client, kept)
-    own.cluster.kill("coordinator")
+    with stopped(own.runner(kept, 0)), asking(own, kept, tmp_path / "errors") as (asker, errors):
+        until(lambda: running_requests(own), "the request")
+        own.cluster.kill("coordinator")
+        until(lambda: "waiting for it" in errors.read_text(), "a word about the coordinator")
     start_again(own)
+    text, _ = asker.communicate(timeout=30)
+    assert (asker.returncode, bool(text.strip())) == (0, True), errors.read_text()
+    assert "was started again; asking again" in errors.read_text()
     assert set(own.client.latest.instances) == {kept}
     assert isinstance(own.client.instance(kept).status, Running)
     assert own.client.instance(kept).ranks == before
@@ -117,16 +154,26 @@ def test_a_deletion_that_was_under_way_is_finished_by_the_next_coordinator(own: 
     own.assert_node_empty("a")
 
 
-def test_a_coordinator_with_an_empty_log_has_the_ranks_of_the_old_one_given_up(own: Stage) -> None:
-    instance = own.client.create(group())
-    pids = [rank.pid for rank in own.client.ready(instance).ranks]
-    own.cluster.kill("coordinator")
-    shutil.rmtree(own.cluster.directory / "coordinator")
-    start_again(own)
-    until(lambda: not any(alive(pid) for pid in pids), "the end of the old ranks")
-    again = own.client.create(group())
-    own.client.ready(again)
-    own.client.delete(again)
+def test_a_coordinator_with_an_empty_log_adopts_what_is_ready_and_clears_the_rest(own: Stage) -> None:
+    kept = own.client.create(group())
+    ranks = own.client.ready(kept).ranks
+    known = own.runners("a")
+    half = own.client.create(group())
+    with stopped(own.new_runner("a", known)):
+        pid = own.client.wait(RankPrepared, half, rank=1).pid
+        own.cluster.kill("coordinator")
+        shutil.rmtree(own.cluster.directory / "coordinator")
+        start_again(own)
+        assert until(lambda: logged(own, "instance.cleared"), "the verdict") == [half]
+    until(lambda: not alive(pid), "the end of the half-made instance")
+    own.client.wait_for(lambda: kept in own.client.latest.instances, "the adoption")
+    found = own.client.instance(kept)
+    assert isinstance(found.status, Running)
+    assert [(one.pid, one.addresses) for one in found.ranks] == [(one.pid, one.addresses) for one in ranks]
+    assert half not in own.client.latest.instances
+    own.runner(kept, 1).kill()
+    assert_blames(own.client.failure_of(kept), kind="rank-killed", rank=1, node="b", phase="running")
+    own.clean(kept)
 
 
 def test_a_coordinator_that_stood_still_does_not_take_its_nodes_for_lost(own: Stage) -> None:

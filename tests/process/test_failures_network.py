@@ -12,7 +12,8 @@ import zmq
 from kit import DEMO_MODEL, Stage, assert_blames, group, model, stopped, until
 
 from muster.events import InstanceFailed, RankListening, RankPrepared
-from muster.protocol import Chunk, Generate, Hello, Welcome
+from muster.protocol import Generate, Hello
+from muster.replies import Chunk, Welcome
 from muster.sampling import Message
 from muster.spec import Address, Deadlines, InstanceId, RestartOnFailure
 

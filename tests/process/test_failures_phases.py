@@ -11,9 +11,10 @@ import pytest
 from kit import Stage, assert_blames, group, kill, model, script, stopped, stretched_model
 
 from muster.events import RankConnected, RankListening, RankLoaded, RankPrepared, RankReady
-from muster.protocol import Chunk, Generate, Refused
+from muster.protocol import Generate
+from muster.replies import Chunk, Refused
 from muster.sampling import SamplingParams
-from muster.spec import Deadlines, InstanceId
+from muster.spec import Deadlines, Failure, InstanceId
 
 pytestmark = [pytest.mark.process, pytest.mark.mlx]
 
@@ -41,12 +42,20 @@ def expect_killed(shared: Stage, instance: InstanceId, rank: int, phase: str) ->
     shared.clean(instance)
 
 
+def assert_stopped(failure: Failure, runner: psutil.Process) -> None:
+    """The failure says what the process does, and how to let it go on."""
+    assert "its process is stopped (SIGSTOP)" in failure.message
+    assert f"kill -CONT {runner.pid}" in failure.remedy
+    assert not failure.secondary
+
+
 @BOTH
 def test_a_rank_that_never_starts_fails_at_the_prepare_deadline(shared: Stage, rank: int) -> None:
     with preparing(shared, prepare_seconds=1.5, stop_seconds=1.0) as (instance, runners):
         runners[1 - rank].resume()
         failure = shared.client.failure_of(instance)
         assert_blames(failure, kind="deadline-passed", rank=rank, node=NODES[rank], phase="preparing")
+        assert_stopped(failure, runners[rank])
         shared.clean(instance)
 
 
@@ -88,10 +97,8 @@ def test_a_rank_that_never_dials_fails_at_the_form_deadline(shared: Stage) -> No
         runners[1].suspend()
         runners[0].resume()
         failure = shared.client.failure_of(instance)
-        assert failure.kind == "formation-timeout"
-        assert failure.phase.value == "forming"
-        assert "rank" in failure.message
-        assert failure.remedy
+        assert_blames(failure, kind="formation-timeout", rank=1, node="b", phase="forming")
+        assert_stopped(failure, runners[1])
         shared.clean(instance)
 
 
@@ -111,6 +118,32 @@ def test_killed_while_warming(shared: Stage, slow_model: Path, rank: int) -> Non
         shared.client.wait(RankLoaded, instance, rank=rank)
         kill(shared.runner(instance, rank))
         expect_killed(shared, instance, rank, "warming")
+
+
+def test_a_rank_that_is_stopped_while_it_loads_is_named(shared: Stage, slow_model: Path) -> None:
+    deadlines = Deadlines(load_seconds=1.5, stop_seconds=1.0)
+    instance = shared.client.create(model(slow_model, sharding="pipeline", deadlines=deadlines))
+    shared.client.wait(RankConnected, instance, rank=1)
+    with stopped(shared.runner(instance, 1)) as runner:
+        failure = shared.client.failure_of(instance)
+        assert_blames(failure, kind="deadline-passed", rank=1, node="b", phase="loading")
+        assert_stopped(failure, runner)
+        shared.clean(instance)
+
+
+def test_a_rank_that_is_stopped_while_all_warm_up_is_named(shared: Stage, slow_model: Path) -> None:
+    deadlines = Deadlines(warm_seconds=1.0, stop_seconds=1.0)
+    instance = shared.client.create(model(slow_model, sharding="pipeline", deadlines=deadlines))
+    shared.client.wait(RankConnected, instance, rank=1)
+    with stopped(shared.runner(instance, 1)) as late:
+        shared.client.wait(RankLoaded, instance, rank=0)
+        with stopped(shared.runner(instance, 0)) as runner:
+            late.resume()
+            shared.client.wait(RankLoaded, instance, rank=1)
+            failure = shared.client.failure_of(instance)
+            assert_blames(failure, kind="deadline-passed", rank=0, node="a", phase="warming")
+            assert_stopped(failure, runner)
+            shared.clean(instance)
 
 
 @BOTH

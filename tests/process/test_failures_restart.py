@@ -9,7 +9,8 @@ import pytest
 from kit import STATES, Stage, brought_to, group, kill, script, stage
 
 from muster.events import AttemptStarted, Envelope, InstanceFailed, InstanceFinished, RankGone
-from muster.protocol import Delete, Refused
+from muster.protocol import Delete
+from muster.replies import Refused
 from muster.spec import Deadlines, InstanceId, RestartOnFailure
 
 pytestmark = [pytest.mark.process, pytest.mark.mlx]

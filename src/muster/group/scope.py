@@ -25,7 +25,7 @@ from typing import Final
 import msgspec
 import psutil
 
-from muster.errors import ScopeError
+from muster.errors import ScopeError, ScopeWriteError
 from muster.group.rules import resolved
 from muster.group.shapes import JacclPayload, Payload, RingPayload
 
@@ -124,10 +124,12 @@ def sweep(directory: Path, *, alive: Callable[[int, float], bool]) -> list[Path]
 
 
 def owner_alive(pid: int, start_seconds: float) -> bool:
-    """Whether the process `pid` still is the one that started at `start_seconds` (since the epoch)."""
+    """Whether the process `pid` still is the one that started at `start_seconds` (since the epoch), and runs."""
     try:
+        process = psutil.Process(pid)
         # The boot time that the start is counted from may move by parts of a second.
-        return abs(psutil.Process(pid).create_time() - start_seconds) < 1.0
+        same = abs(process.create_time() - start_seconds) < 1.0
+        return same and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
     except psutil.AccessDenied:
@@ -253,7 +255,7 @@ def _write(path: Path, content: bytes) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
     except OSError as error:
-        raise ScopeError(
+        raise ScopeWriteError(
             f"cannot write the coordination file {path}: {error.strerror}",
             remedy="free space in its directory, or choose another one",
         ) from error

@@ -1,4 +1,4 @@
-"""Entry of the runner process: `python -m muster.runner DESCRIPTOR PARENT_PID full|light`."""
+"""Entry of the runner process: `python -m muster.runner DESCRIPTOR PARENT_PID full|light [COUNTER]`."""
 
 from __future__ import annotations
 
@@ -6,4 +6,9 @@ import sys
 
 from muster.runner.main import main
 
-main(int(sys.argv[1]), int(sys.argv[2]), full=sys.argv[3] == "full")
+main(
+    int(sys.argv[1]),
+    int(sys.argv[2]),
+    full=sys.argv[3] == "full",
+    counter=int(sys.argv[4]) if len(sys.argv) > 4 else None,
+)

@@ -5,14 +5,19 @@ from __future__ import annotations
 from typing import Protocol
 
 from muster.rank_protocol import Form, Prepare, PreparedFrame
+from muster.runner.counter import StepCounter
 from muster.runner.frames import Channel
 from muster.spec import Phase
 
 
 class RankContext:
-    """The rank that this process is, the line to its worker, and the phase that a failure will name."""
+    """The rank that this process is, the line to its worker, and the phase that a failure will name.
 
-    def __init__(self, channel: Channel, prepare: Prepare) -> None:
+    `counter` is where the worker reads the rank's step, where there is a worker.
+    """
+
+    def __init__(self, channel: Channel, prepare: Prepare, counter: StepCounter | None = None) -> None:
+        self.counter = counter
         self.channel = channel
         self.prepare = prepare
         self.phase = Phase.PREPARING

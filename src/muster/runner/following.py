@@ -25,7 +25,7 @@ class Following:
         self._rank = rank
         self._batch = batch
         self._sink = sink
-        self._pulse = Pulse(rank.channel)
+        self._pulse = Pulse(rank.channel, rank.counter)
         self._deadline: float | None = None
         self._loss: zmq.Socket[bytes] | None = None
         self._poller = zmq.Poller()

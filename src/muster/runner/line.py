@@ -30,7 +30,15 @@ class GenerationLine:
         self.socket.set(zmq.LINGER, _LINGER_MS)
         self.socket.set(zmq.SNDHWM, _QUEUE_MESSAGES)
         self.socket.set(zmq.RCVHWM, _QUEUE_MESSAGES)
+        self._endpoint = endpoint
         self._dial(endpoint)
+
+    def dial_instead(self, endpoint: str) -> None:
+        """Leave the gateway for another one; what waits for the old one is dropped with it."""
+        if endpoint != self._endpoint:
+            self.socket.disconnect(self._endpoint)
+            self._endpoint = endpoint
+            self._dial(endpoint)
 
     def _dial(self, endpoint: str) -> None:
         """Connect, and see the gateway take it: who is told that the instance is ready may ask at once."""

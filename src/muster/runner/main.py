@@ -21,6 +21,7 @@ from muster.group.verify import own_identity
 from muster.rank_protocol import ConnectedFrame, FailedFrame, Form, Prepare, WarmFrame
 from muster.runner import warmth
 from muster.runner.context import RankContext, RankWorkload
+from muster.runner.counter import StepCounter
 from muster.runner.frames import Channel
 from muster.runner.parent import die_with
 from muster.spec import Failure, GroupWorkload, ModelWorkload, Phase, ScriptWorkload
@@ -29,9 +30,10 @@ from muster.spec import Failure, GroupWorkload, ModelWorkload, Phase, ScriptWork
 WATCHDOG_GRACE_SECONDS = 2.0
 
 
-def main(descriptor: int, parent_pid: int, *, full: bool) -> None:
+def main(descriptor: int, parent_pid: int, *, full: bool, counter: int | None = None) -> None:
     """Run as a runner on the worker's socket `descriptor`; never returns.
 
+    `counter` is the descriptor of the memory in which the worker sees the rank's step.
     `full` imports mlx-lm as well, which a model needs and which takes most of a runner's start.
     """
     die_with(parent_pid)
@@ -39,6 +41,10 @@ def main(descriptor: int, parent_pid: int, *, full: bool) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=descriptor))
     os.set_inheritable(descriptor, False)
+    steps: StepCounter | None = None
+    if counter is not None:
+        steps = StepCounter(counter)
+        os.close(counter)
     code = 1
     context: RankContext | None = None
     try:
@@ -46,7 +52,7 @@ def main(descriptor: int, parent_pid: int, *, full: bool) -> None:
         first = channel.receive()
         if first is None or not isinstance(first, Prepare):
             os._exit(0)
-        context = RankContext(channel, first)
+        context = RankContext(channel, first, steps)
         workload = _workload(context)
         channel.send(workload.prepare())
         second = channel.receive()

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import zmq
 
 from muster.errors import ModelError, ProtocolError
@@ -13,7 +14,7 @@ from muster.model import files, hub
 from muster.model.batch import Batch
 from muster.model.load import LoadedModel, load_shard
 from muster.model.plan import ShardPlan, plan, supports
-from muster.rank_protocol import Form, LoadedFrame, PreparedFrame, ProgressFrame, ReadyFrame, Stop, WarmUp
+from muster.rank_protocol import Form, LoadedFrame, PreparedFrame, ProgressFrame, ReadyFrame, Redial, Stop, WarmUp
 from muster.runner.context import RankContext
 from muster.runner.following import Following
 from muster.runner.line import GenerationLine
@@ -106,7 +107,7 @@ class ModelRank:
             source.send(WarmUp(step=1))
         batch.warm_up()
         self._context.phase = Phase.RUNNING
-        line = GenerationLine(self._zmq, prepare.generation, prepare.instance, prepare.attempt)
+        line = GenerationLine(self._zmq, self._context.prepare.generation, prepare.instance, prepare.attempt)
         serving = Serving(self._context, loaded, batch, line, source, chunk_tokens=self._workload.prefill_chunk_tokens)
         self._context.channel.send(ReadyFrame())
         code = serving.run()
@@ -134,6 +135,8 @@ class ModelRank:
 
     def _told_to_stop(self) -> bool:
         frame = self._context.channel.receive()
+        if isinstance(frame, Redial):
+            self._context.prepare = msgspec.structs.replace(self._context.prepare, generation=frame.generation)
         return frame is None or isinstance(frame, Stop)
 
     def _layer_loaded(self, done: int, total: int) -> None:

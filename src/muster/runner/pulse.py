@@ -6,6 +6,7 @@ import time
 from typing import Final
 
 from muster.rank_protocol import StepFrame
+from muster.runner.counter import StepCounter
 from muster.runner.frames import Channel
 
 #: Between two frames of a busy rank, at least.
@@ -13,15 +14,21 @@ _PERIOD_SECONDS: Final = 1.0
 
 
 class Pulse:
-    """Sends a `StepFrame` when the rank becomes busy or idle, and at most one a second in between."""
+    """Sends a `StepFrame` when the rank becomes busy or idle, and at most one a second in between.
 
-    def __init__(self, channel: Channel) -> None:
+    Every step is counted in `counter` when it begins: a rank that stands still can tell nothing any more.
+    """
+
+    def __init__(self, channel: Channel, counter: StepCounter | None = None) -> None:
         self._channel = channel
+        self._counter = counter
         self._busy = False
         self._told = 0.0
 
     def busy(self, step: int, active: int) -> None:
         """The rank is about to carry out `step`, with so many sequences."""
+        if self._counter is not None:
+            self._counter.step = step
         now = time.monotonic()
         if not self._busy or now - self._told >= _PERIOD_SECONDS:
             self._busy, self._told = True, now

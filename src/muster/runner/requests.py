@@ -9,7 +9,8 @@ from typing import Final
 
 from muster.model.answer import Answer
 from muster.model.request import PreparedRequest
-from muster.protocol import Done, Generate, Prefilled
+from muster.protocol import Generate
+from muster.replies import Done, Prefilled
 
 #: Between two reports on the same prompt.
 _PROGRESS_SECONDS: Final = 0.25
@@ -69,6 +70,10 @@ class Requests:
 
     def __len__(self) -> int:
         return len(self.preparing) + len(self.waiting) + len(self.running)
+
+    def numbers(self) -> list[int]:
+        """The requests in hand, by the gateway's numbers."""
+        return [*self.preparing, *(request.number for request in [*self.waiting, *self.running.values()])]
 
     def drop(self, number: int) -> Request | None:
         """Take a request out, wherever it is."""

@@ -14,8 +14,8 @@ from muster.model.batch import Batch, BatchStep, BatchToken
 from muster.model.guard import Choice
 from muster.model.load import LoadedModel
 from muster.model.request import PreparedRequest
-from muster.protocol import AnyPiece, Chunk, Refused, Started
-from muster.rank_protocol import Admission, Ask, Cancel, Leave, Piece, Step, Stop
+from muster.rank_protocol import Admission, Ask, Cancel, Leave, Piece, Redial, Step, Stop, ToRank
+from muster.replies import AnyPiece, Chunk, Refused, Started
 from muster.runner.context import RankContext
 from muster.runner.line import GenerationLine
 from muster.runner.preparing import Preparer, failure_of
@@ -60,7 +60,7 @@ class Serving:
         self._steps = steps
         self._chunk_tokens = chunk_tokens
         self._preparer = preparer or Preparer(loaded)
-        self._pulse = Pulse(rank.channel)
+        self._pulse = Pulse(rank.channel, rank.counter)
         self._requests = Requests()
         self._pieces: list[Piece] = []
         self._removals: list[int] = []
@@ -132,7 +132,7 @@ class Serving:
         if self._steps is not None and self._steps.socket in ready:
             self._steps.take_join()
         if self._rank.channel.fileno() in ready:
-            self._stop(self._rank.channel.receive())
+            self._told(self._rank.channel.receive())
 
     def _ask(self, ask: Ask) -> None:
         if self._deadline is not None:
@@ -163,13 +163,24 @@ class Serving:
         else:
             self._requests.waiting.append(request)
 
-    def _stop(self, frame: object) -> None:
-        """The worker wants the end, or is gone (`None`): what has not begun is for another instance."""
-        drain_seconds = frame.drain_seconds if isinstance(frame, Stop) else 0.0
-        if frame is not None and not isinstance(frame, Stop):
-            return
+    def _told(self, frame: ToRank | None) -> None:
+        """What the worker wants; `None`: it is gone."""
+        match frame:
+            case Redial(generation=endpoint):
+                for number in self._requests.numbers():
+                    self._cancel(number)  # whoever asked for it is gone with the old gateway
+                self._line.dial_instead(endpoint)
+            case Stop(drain_seconds=seconds):
+                self._stop(seconds)
+            case None:
+                self._orphaned = True
+                self._stop(0.0)
+            case _:
+                pass
+
+    def _stop(self, drain_seconds: float) -> None:
+        """The worker wants the end: what has not begun is for another instance."""
         self._deadline = time.monotonic() + drain_seconds
-        self._orphaned = frame is None
         for request in [*self._requests.preparing.values(), *self._requests.waiting]:
             self._requests.drop(request.number)
             self._refuse(request.number, _deleted())

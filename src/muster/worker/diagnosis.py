@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from muster.group.listening import has_connection, is_listening, strangers
 from muster.runner.main import is_echo
 from muster.spec import Failure, Phase
-from muster.state import Listening, Rank
+from muster.state import Failed, Listening, Rank
+from muster.worker.condition import Condition
 
+#: Failures of ranks that were late.
+TIMEOUTS = ("formation-timeout", "deadline-passed", "step-timeout")
 #: Lines of output that a failure quotes.
 TAIL_LINES = 8
 
@@ -51,8 +54,47 @@ def ended(exit_code: int, tail: Sequence[str], *, script: bool, phase: Phase) ->
     )
 
 
-def not_formed(rank: Rank, ranks: Sequence[Rank], pid: int, seconds: float) -> Failure:
-    """Why a group was not formed in time: a stranger on the port, or the ranks that are not there yet."""
+def others_late(ranks: Sequence[Rank], rank: int) -> list[Failure]:
+    """What other ranks said that were late for no reason of their own: it may be `rank` that they wait for."""
+    return [
+        other.state.failure
+        for other in ranks
+        if isinstance(other.state, Failed)
+        and other.state.failure.secondary
+        and other.state.failure.kind in TIMEOUTS
+        and other.rank != rank
+    ]
+
+
+def late(condition: Condition, seconds: float, *, what: str, shared: bool) -> Failure:
+    """A phase that did not end in time. `shared` is one in which a rank that runs waits for the others."""
+    runs = "its process runs" + (" and waits for another rank" if shared else "")
+    return Failure(
+        kind="deadline-passed",
+        message=f"{what} {seconds:g} s: {condition.text if condition.hindered else runs}",
+        remedy=condition.remedy or "Raise the deadline of this phase, or see: muster logs",
+        retryable=True,
+        secondary=shared and not condition.hindered,
+    )
+
+
+def awaited(kind: str, condition: Condition) -> Failure:
+    """Another rank is late, and this one is the reason."""
+    message = f"another rank waits for this one, and {condition.text}"
+    return Failure(kind=kind, message=message, remedy=condition.remedy, retryable=True)
+
+
+def not_formed(
+    rank: Rank, ranks: Sequence[Rank], pid: int, seconds: float, condition: Condition | None = None
+) -> Failure:
+    """Why a group was not formed in time: this rank cannot go on, a stranger is on its port, or others are late."""
+    if condition is not None and condition.hindered:
+        return Failure(
+            kind="formation-timeout",
+            message=f"the group was not formed within {seconds:g} s: {condition.text}",
+            remedy=condition.remedy,
+            retryable=True,
+        )
     left = ranks[rank.rank - 1]
     addresses = [(address.host, address.port) for address in rank.addresses]
     same_machine = {address.host for address in left.addresses} & {address.host for address in rank.addresses}

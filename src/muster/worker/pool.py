@@ -7,12 +7,14 @@ import time
 import anyio
 import anyio.abc
 import msgspec
+import psutil
 from loguru import logger
 
 from muster.errors import BackendError
 from muster.worker.process import RunnerProcess
 from muster.worker.reaper import Reaper
 from muster.worker.records import Records
+from muster.worker.unburied import Unburied
 
 #: Before a runner that failed to warm up is tried again; doubled each time, up to a minute.
 _RETRY_SECONDS = 1.0
@@ -35,6 +37,7 @@ class RunnerPool:
     """
 
     def __init__(self, settings: PoolSettings, reaper: Reaper, records: Records) -> None:
+        self.unburied = Unburied(records.unended)
         self._settings = settings
         self._reaper = reaper
         self._records = records
@@ -60,6 +63,14 @@ class RunnerPool:
         """Wait until the pool has been full for the first time."""
         await self._filled.wait()
 
+    async def end(self, runner: RunnerProcess, *, ask: bool, patience_seconds: float) -> list[psutil.Process]:
+        """End a runner that was taken, and verify that it and what it started are gone; answers what is not."""
+        await runner.end(ask=ask, patience_seconds=patience_seconds)
+        left = runner.remains()
+        if left:
+            self.unburied.add(left)
+        return left
+
     async def probe(self) -> RunnerProcess:
         """Start a light runner to learn what MLX can do here, and end it.
 
@@ -71,7 +82,7 @@ class RunnerPool:
         await self._group.start(runner.run)
         with anyio.move_on_after(self._settings.start_seconds):
             await runner.wait_warm()
-        await runner.end(ask=False, patience_seconds=1.0)
+        await self.end(runner, ask=False, patience_seconds=1.0)
         if runner.warm is None:
             tail = "; ".join(list(runner.tail)[-3:]) or f"exit code {runner.exit_code}"
             raise BackendError(
@@ -147,7 +158,7 @@ class RunnerPool:
                 self._failures += 1
                 tail = "; ".join(list(runner.tail)[-3:])
                 logger.error("warm runner {} failed to start and is replaced: {}", runner.pid, tail or "no output")
-                await runner.end(ask=False, patience_seconds=1.0)
+                await self.end(runner, ask=False, patience_seconds=1.0)
                 continue
             self._failures = 0
             logger.debug("runner {} is warm after {:.2f} s", runner.pid, runner.warm.seconds)
@@ -190,4 +201,4 @@ class RunnerPool:
                 self._group.start_soon(self._discard, runner)
 
     async def _discard(self, runner: RunnerProcess) -> None:
-        await runner.end(ask=True, patience_seconds=1.0)
+        await self.end(runner, ask=True, patience_seconds=1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import signal
@@ -20,7 +21,9 @@ from loguru import logger
 
 from muster.errors import ProtocolError
 from muster.rank_protocol import FromRank, Stop, ToRank, WarmFrame
+from muster.runner.counter import StepCounter, counter_file
 from muster.runner.frames import HEADER_BYTES, encode_frame, frame_length
+from muster.worker.family import MARK, left_of
 from muster.worker.reaper import Reaper
 from muster.worker.records import Records
 
@@ -38,13 +41,20 @@ _LAST_WORDS_SECONDS = 0.5
 #: How long that may take to be handed on.
 _DRAIN_SECONDS = 10.0
 
+#: How long SIGKILL may take at least: the kernel frees memory first, and much of it takes its time.
+LEAST_KILL_SECONDS = 5.0
+#: Between two looks at what the runner has left; the first is short, for SIGKILL needs a moment.
+_LEFT_POLL_SECONDS = 0.01
+
+_numbers = itertools.count(1)
 _decoder: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
 
 
 class RunnerProcess:
     """A runner from its start to its certain end.
 
-    `run` owns it: the process, its group and its descriptors are gone when `run` has returned, also on cancellation.
+    `run` owns it: the process, its group and its descriptors are gone when `run` has returned, also on cancellation;
+    but for `left`, which SIGKILL did not end.
     """
 
     def __init__(self, reaper: Reaper, records: Records, *, full: bool) -> None:
@@ -53,7 +63,11 @@ class RunnerProcess:
         self.started = 0.0  #: seconds since 1970; with the pid it names the process for good
         self.exit_code: int | None = None
         self.warm: WarmFrame | None = None
+        self.left: list[psutil.Process] = []  #: of what it started, known when it has ended
+        self.roams = False  #: it may have started processes in sessions of their own
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._mark = f"{reaper.mark}-{next(_numbers)}"
+        self._counter: StepCounter | None = None
         self._reaper = reaper
         self._records = records
         self._ended = anyio.Event()
@@ -87,6 +101,11 @@ class RunnerProcess:
             with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
                 await self._connection.send(encode_frame(frame))
 
+    @property
+    def step(self) -> int:
+        """The step that a rank of a model is at, 0 before its first; of one that stands still as well."""
+        return self._counter.step if self._counter is not None else 0
+
     def resident_bytes(self) -> int:
         """Resident memory of the process, 0 when it is gone."""
         try:
@@ -96,18 +115,7 @@ class RunnerProcess:
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Start the process and stay until it is gone."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-m", "muster.runner", str(theirs.fileno()), str(os.getpid())]
-            process = await anyio.open_process(
-                [*command, "full" if self.full else "light"],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            )
+        ours, process = await self._start()
         self.pid = process.pid
         self._reaper.watch(self.pid)
         try:
@@ -120,7 +128,7 @@ class RunnerProcess:
                 group.start_soon(self._read_lines, process)
                 task_status.started()
                 self.exit_code = await process.wait()
-                self._kill_group()
+                await self._end_left()
                 # What it wrote last is still in the pipe; a descendant may keep that open for ever.
                 self._gone = True
                 if self._reading is not None:
@@ -132,10 +140,35 @@ class RunnerProcess:
             with anyio.CancelScope(shield=True):
                 await self._bury(process)
 
-    async def end(self, *, ask: bool, patience_seconds: float) -> int:
+    async def _start(self) -> tuple[socket.socket, anyio.abc.Process]:
+        """The process, and the worker's end of its line."""
+        counter = counter_file()
+        ours, theirs = socket.socketpair()
+        try:
+            self._counter = StepCounter(counter)
+            command = [sys.executable, "-m", "muster.runner", str(theirs.fileno()), str(os.getpid())]
+            process = await anyio.open_process(
+                [*command, "full" if self.full else "light", str(counter)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno(), counter],
+                start_new_session=True,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", MARK: self._mark},
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(counter)
+        return ours, process
+
+    async def end(self, *, ask: bool, patience_seconds: float) -> int | None:
         """The ladder: ask, SIGTERM, SIGKILL, each with `patience_seconds` to work. Answers the exit code.
 
-        `ask` makes sense only while the runner reads its frames.
+        `None` where SIGKILL does not end it either, for the kernel holds it: `run` goes on waiting for its end. SIGKILL
+        is given `LEAST_KILL_SECONDS` at least. `ask` makes sense only while the runner reads its frames.
         """
         if ask and not self.ended:
             with anyio.move_on_after(patience_seconds):
@@ -146,25 +179,39 @@ class RunnerProcess:
                 break
             self.signal(number)
             self.signal(signal.SIGCONT)  # a stopped process takes SIGTERM only when it goes on
-            with anyio.move_on_after(patience_seconds):
+            killed = number == signal.SIGKILL
+            with anyio.move_on_after(max(patience_seconds, LEAST_KILL_SECONDS) if killed else patience_seconds):
                 await self._ended.wait()
-        return await self.wait_ended()
+        return self.exit_code if self.ended else None
+
+    def remains(self) -> list[psutil.Process]:
+        """What is left when `end` has answered: the process itself, or what it started."""
+        with contextlib.suppress(psutil.Error):
+            return self.left if self.ended else [psutil.Process(self.pid)]
+        return []
 
     async def _bury(self, process: anyio.abc.Process) -> None:
         if process.returncode is None:
             self.signal(signal.SIGKILL)
-            self.exit_code = await process.wait()
-            self._kill_group()
+            with anyio.move_on_after(LEAST_KILL_SECONDS):
+                self.exit_code = await process.wait()
+                await self._end_left()
         for stream in (process.stdout, self._connection):
             if stream is not None:
                 await stream.aclose()
         await anyio.lowlevel.checkpoint()  # lets asyncio close the pipe's transport while there is a loop
-        self._reaper.forget(self.pid)
-        self._records.remove(self.pid)
         self._frames_in.close()
         self._lines_in.close()
-        self._ended.set()
         self._warmed.set()
+        if self._counter is not None:
+            self._counter.close()
+            self._counter = None
+        if self.exit_code is None:
+            logger.error("runner {} does not end; its record stays for the next worker", self.pid)
+            return
+        self._reaper.forget(self.pid)
+        self._records.remove(self.pid)
+        self._ended.set()
 
     def signal(self, number: int) -> None:
         """Signal the process and what it started."""
@@ -172,9 +219,20 @@ class RunnerProcess:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
 
-    def _kill_group(self) -> None:
-        """End what the runner has started and left behind."""
+    async def _end_left(self) -> None:
+        """End what the runner has started and left behind, and see that it is gone."""
         self.signal(signal.SIGKILL)
+        deadline = anyio.current_time() + LEAST_KILL_SECONDS
+        pause = _LEFT_POLL_SECONDS
+        while left := left_of(self.pid, self._mark if self.roams else None):
+            for process in left:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            if anyio.current_time() >= deadline:
+                break
+            await anyio.sleep(pause)
+            pause = min(2 * pause, 0.5)
+        self.left = left
 
     async def _read_frames(self, connection: anyio.abc.UNIXSocketStream) -> None:
         stream = BufferedByteReceiveStream(connection)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,7 +14,6 @@ from loguru import logger
 
 from muster.bus import Outbox
 from muster.errors import MusterError
-from muster.group.listening import is_listening
 from muster.group.payload import PreparedRank, build_ring
 from muster.group.ports import Reservation
 from muster.group.scope import owner_alive, sweep
@@ -23,28 +21,29 @@ from muster.protocol import Progress
 from muster.rank_protocol import (
     ConnectedFrame,
     Form,
-    FromRank,
     LoadedFrame,
     Prepare,
     PreparedFrame,
     ProgressFrame,
     ReadyFrame,
+    Redial,
 )
 from muster.spec import Address, Failure, ModelWorkload, NodeInfo, Phase, ScriptWorkload
-from muster.state import Assigned, Connected, Listening, Loaded, Prepared, Ready, State
-from muster.worker import diagnosis
+from muster.state import Assigned, Connected, Listening, Prepared, State
+from muster.worker import diagnosis, unburied
+from muster.worker.condition import Condition, watch
+from muster.worker.dialling import all_prepared, listening, wait_listening
 from muster.worker.drain import drain
 from muster.worker.line import Line, RankError, RunnerEndedError
 from muster.worker.pool import RunnerPool
 from muster.worker.process import RunnerProcess
 from muster.worker.reporter import Reporter
+from muster.worker.waiting import LateError, expect
 from muster.worker.watch import Place, StateWatch
 from muster.worker.watchdog import StuckError, watch_steps
 
-#: How often a rank that should listen is looked at; the kernel has no event for it.
-_LISTEN_POLL_SECONDS = 0.001
-#: How long a rank is held from dialling the last one: as long as the retry that this saves it.
-_HOLD_SECONDS = 1.0
+#: How long the word that an instance is to end may take from one node to all others.
+_WORD_SECONDS = 1.0
 #: How long the last output of a rank may take to reach the outbox before its end is reported anyway.
 _LAST_OUTPUT_SECONDS = 5.0
 
@@ -78,9 +77,24 @@ class RankTask:
         self._addresses: tuple[Address, ...] = ()
         self._runner: RunnerProcess | None = None
         self._links = 1
+        self._generation = site.generation
+        self._dialled = site.generation  #: what the runner was told
+        self._formed = False  #: before that it reads no frame but the one that it waits for
         self._hurrying = False
         self._stuck = False
         self._worker_stops = anyio.Event()
+
+    async def redial(self, generation: str) -> None:
+        """Another coordinator has taken over: rank 0 of a model takes its requests from that one's gateway."""
+        self._generation = generation
+        leads = self.place.rank == 0 and isinstance(self.place.spec.workload, ModelWorkload)
+        if leads and self._runner is not None and self._formed and generation != self._dialled:
+            self._dialled = generation
+            await self._runner.send(Redial(generation=generation))
+
+    def adopted(self, sequence: int) -> None:
+        """Another log has taken the rank over with this event: what it reports from now on follows from that."""
+        self._reporter.cause = sequence
 
     def stop(self) -> None:
         """The worker itself is being stopped: the rank fails with that as the cause."""
@@ -146,17 +160,20 @@ class RankTask:
                 self._addresses += (Address(address.host, reservation.port, address.network),)
         seconds = self.place.spec.deadlines.prepare_seconds
         runner = self._runner = await self._pool.take(full=isinstance(self.place.spec.workload, ModelWorkload))
+        runner.roams = isinstance(self.place.spec.workload, ScriptWorkload)
+        watched = watch(runner.pid, runner.started)
         line = Line(runner, self._watch)
         self._output.start_soon(self._reporter.pump, runner)
         with anyio.move_on_after(seconds):
             if not await runner.wait_warm():
                 await line.receive()  # raises what the runner said last, or that it ended
         if runner.warm is None:
-            message = f"the runner did not start within {seconds:g} s"
-            raise RankError(_failure("deadline-passed", message, "Look at the load of the node."))
+            what = "the runner did not start within"
+            raise RankError(diagnosis.late(await watched.condition(), seconds, what=what, shared=False))
         return line
 
     async def _prepare(self, line: Line) -> None:
+        self._dialled = self._generation
         await line.runner.send(
             Prepare(
                 instance=self.place.id,
@@ -166,7 +183,7 @@ class RankTask:
                 workload=self.place.spec.workload,
                 host=self._site.info.addresses[0].host,
                 directory=str(self._site.directory),
-                generation=self._site.generation,
+                generation=self._dialled,
                 shared_seconds=self.place.spec.deadlines.form_seconds,
             )
         )
@@ -182,17 +199,23 @@ class RankTask:
             await line.runner.send(Form())
         else:
             # The others' workers watch over the others: no deadline of this rank's own until it can act.
-            self._reporter.cause = await line.until(lambda state: not self._any(state, Assigned))
+            self._reporter.cause = await line.until(lambda state: all_prepared(self.place, state))
             self._phase = Phase.FORMING
             last = self.place.world_size - 1
             if self.place.rank == last:
-                self._reporter.cause = await line.until(lambda state: self._listening(state, range(last)))
+                self._reporter.cause = await line.until(lambda state: listening(self.place, state, range(last)))
             begin = time.monotonic()
             await self._send_form(line.runner)
-            await self._wait_listening(line)
+            addresses = [(address.host, address.port) for address in self._addresses]
+            try:
+                await wait_listening(line, self.place, addresses, self._links, self._reporter.listening)
+            except LateError as error:
+                raise RankError(self._late(line.runner, seconds, error)) from error
             seconds -= time.monotonic() - begin
         frame = await self._expect(line, ConnectedFrame, seconds)
         self._reporter.connected(frame.seconds)
+        self._formed = True
+        await self.redial(self._generation)
         self._release_ports()
 
     async def _send_form(self, runner: RunnerProcess) -> None:
@@ -205,54 +228,12 @@ class RankTask:
         body = msgspec.msgpack.encode(payload)
         await runner.send(Form(payload=body, steps=ranks[0].steps))
 
-    async def _wait_listening(self, line: Line) -> None:
-        """See the rank listen, say so, and keep it from dialling too early.
-
-        The last rank dials before it listens. The rank before it is woken by that, could dial it within the same
-        millisecond, be refused, and then sleep MLX's whole second: it is held until the last one listens. With more
-        than one link the last rank listens only after dials that take a second each, so that holding is no use.
-        """
-        runner = line.runner
-        last = self.place.world_size - 1
-        if self.place.rank == last and self._links > 1:
-            return
-        addresses = [(address.host, address.port) for address in self._addresses]
-        with anyio.move_on_after(self.place.spec.deadlines.form_seconds) as scope:
-            while not is_listening(runner.pid, addresses):
-                if runner.ended or runner.frames.statistics().current_buffer_used:
-                    return  # it failed, or it is connected already: `_expect` finds out
-                await anyio.sleep(_LISTEN_POLL_SECONDS)
-            hold = self.place.rank == last - 1 and self._links == 1
-            if hold:
-                runner.signal(signal.SIGSTOP)
-            try:
-                self._reporter.listening()
-                if hold:
-                    with anyio.move_on_after(_HOLD_SECONDS):
-                        await line.until(lambda state: self._listening(state, (last,)))
-            finally:
-                if hold:
-                    runner.signal(signal.SIGCONT)
-        if scope.cancelled_caught:
-            raise RankError(self._not_formed(runner))
-
-    def _any(self, state: State, kind: type[Assigned]) -> bool:
-        ranks = self.place.ranks(state)
-        return not ranks or any(isinstance(rank.state, kind) for rank in ranks)
-
-    def _listening(self, state: State, which: range | tuple[int, ...]) -> bool:
-        """Whether these ranks listen, or have done so and are further."""
-        ranks = self.place.ranks(state)
-        return bool(ranks) and all(
-            isinstance(ranks[number].state, Listening | Connected | Loaded | Ready) for number in which
-        )
-
-    def _not_formed(self, runner: RunnerProcess) -> Failure:
+    def _not_formed(self, runner: RunnerProcess, condition: Condition) -> Failure:
         seconds = self.place.spec.deadlines.form_seconds
         ranks = self.place.ranks(self._watch.state)
         if not ranks:  # the attempt is over, and this rank about to be cancelled
             return _failure("formation-timeout", f"the group was not formed within {seconds:g} s", "")
-        return diagnosis.not_formed(ranks[self.place.rank], ranks, runner.pid, seconds)
+        return diagnosis.not_formed(ranks[self.place.rank], ranks, runner.pid, seconds, condition)
 
     # --- loading, warming, running ------------------------------------------------------------------------
 
@@ -294,27 +275,12 @@ class RankTask:
     # --- frames -------------------------------------------------------------------------------------------
 
     async def _expect(
-        self, line: Line, kind: type[F], seconds: float, starts: Callable[[State], bool] | None = None
+        self, line: Line, kind: type[F], seconds: float, starts: Callable[[State], bool] = lambda state: True
     ) -> F:
-        """The next frame of this kind, at most `seconds` after the last progress, or after `starts` came to hold."""
-        while True:
-            begin = time.monotonic()
-            frame: FromRank | None = None
-            if starts is not None and not starts(self._watch.state):
-                frame = await line.receive_or(starts)
-                begin = time.monotonic()
-            if frame is None:
-                with anyio.move_on_after(begin + seconds - time.monotonic()):
-                    frame = await line.receive()
-            if isinstance(frame, kind):
-                return frame
-            if isinstance(frame, ProgressFrame):
-                self._note(frame)
-            elif frame is None:
-                raise RankError(self._late(line.runner, seconds))
-            else:
-                message = f"the runner said {type(frame).__name__} when {kind.__name__} was due"
-                raise RankError(_failure("protocol-violation", message, "Please report this."))
+        try:
+            return await expect(line, self.place, kind, seconds, starts=starts, on_progress=self._note)
+        except LateError as error:
+            raise RankError(self._late(line.runner, seconds, error)) from error
 
     def _note(self, frame: ProgressFrame) -> None:
         self.progress = Progress(
@@ -327,11 +293,16 @@ class RankTask:
             unit=frame.unit,
         )
 
-    def _late(self, runner: RunnerProcess, seconds: float) -> Failure:
-        if self._phase is Phase.FORMING and self.place.world_size > 1:
-            return self._not_formed(runner)
-        message = f"no progress for {seconds:g} s"
-        return _failure("deadline-passed", message, "Raise the deadline of this phase, or see: muster logs")
+    def _late(self, runner: RunnerProcess, seconds: float, error: LateError) -> Failure:
+        forms = self._phase is Phase.FORMING and self.place.world_size > 1
+        if error.alarmed:
+            return diagnosis.awaited("formation-timeout" if forms else "deadline-passed", error.condition)
+        if forms:
+            return self._not_formed(runner, error.condition)
+        # Warming up is the first thing that the ranks of a model do together.
+        together = self._phase is Phase.WARMING and isinstance(self.place.spec.workload, ModelWorkload)
+        shared = together and self.place.world_size > 1
+        return diagnosis.late(error.condition, seconds, what="no progress for", shared=shared)
 
     # --- the end ------------------------------------------------------------------------------------------
 
@@ -341,11 +312,15 @@ class RankTask:
         with anyio.move_on_after(seconds) as scope:
             await self._runner.wait_ended()
         if scope.cancelled_caught:
-            message = f"the runner closed its line to the worker and did not end within {seconds:g} s"
-            raise RankError(_failure("rank-exited", message, "See its output: muster logs"))
+            condition = await watch(self._runner.pid, self._runner.started).condition()
+            message = f"the runner closed its line to the worker and did not end within {seconds:g} s; {condition.text}"
+            raise RankError(_failure("rank-exited", message, condition.remedy or "See its output: muster logs"))
         code = await self._runner.wait_ended()
         await self._output_sent()
         script = isinstance(self.place.spec.workload, ScriptWorkload)
+        if code == 0 and self._phase is Phase.RUNNING and not script:
+            with anyio.move_on_after(_WORD_SECONDS):  # rank 0 has heard first that the instance is to end
+                await anyio.sleep_forever()  # `_leave_when_unwanted` cancels this
         if not (script and self._phase is Phase.RUNNING and code == 0):
             raise RankError(diagnosis.ended(code, self._runner.tail, script=script, phase=self._phase))
 
@@ -365,17 +340,27 @@ class RankTask:
         """The process is gone, its output is on its way, its file and ports are free: only then say so."""
         self._hurry(False)
         code: int | None = None
-        if self._runner is not None:
+        left: list[str] = []
+        runner = self._runner
+        if runner is not None:
             script = isinstance(self.place.spec.workload, ScriptWorkload)
             asks = self._phase is Phase.RUNNING and not script and not self._stuck
             if asks:
-                await drain(self._runner, self.place, self._watch, self._worker_stops)
-            code = await self._runner.end(ask=asks, patience_seconds=self.place.spec.deadlines.stop_seconds)
-            await self._output_sent()
-        with suppress(OSError):
-            sweep(self._site.directory, alive=owner_alive)
+                await drain(runner, self.place, self._watch, self._worker_stops)
+            seconds = self.place.spec.deadlines.stop_seconds
+            remains = await self._pool.end(runner, ask=asks, patience_seconds=seconds)
+            ports = [(address.host, address.port) for address in self._addresses]
+            left = [await unburied.describe(process, runner.pid, ports) for process in remains]
+            code = runner.exit_code
+            if runner.ended:
+                await self._output_sent()
+        with suppress(OSError):  # the file of a process that does not end is of no use to anybody
+            sweep(self._site.directory, alive=lambda pid, at: not self._is_ours(pid) and owner_alive(pid, at))
         self._release_ports()
-        self._reporter.gone(code)
+        self._reporter.gone(code, "; ".join(left), unburied.REMEDY.format(node=self._site.info.node) if left else "")
+
+    def _is_ours(self, pid: int) -> bool:
+        return self._runner is not None and self._runner.pid == pid
 
     def _release_ports(self) -> None:
         while self._reservations:

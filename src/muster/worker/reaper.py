@@ -1,9 +1,11 @@
 """The last one out: a tiny process that ends the runners of a worker that died without doing it itself.
 
 It reads the worker's runners from a pipe and waits for the pipe to close, which happens however the worker ends.
-Then it kills each runner's process group, so that what a script started goes too. On Linux every runner asks the
-kernel for the same (`muster.runner.parent`); macOS has nothing like it, and nothing but a second process helps while
-MLX holds the GIL of the first.
+Then it kills each runner's process group, so that what a script started goes too, and on Linux whatever of it went
+into a session of its own: a runner has a mark in its environment, which what it starts inherits.
+
+On Linux every runner asks the kernel for its end as well (`muster.runner.parent`); macOS has nothing like it, and
+nothing but a second process helps while MLX holds the GIL of the first.
 
 Run as a file with `python -I -S`: only the standard library, about 8 MB.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -21,12 +24,14 @@ from pathlib import Path
 class Reaper:
     """The worker's end. `close` lets the process go without killing anything."""
 
-    def __init__(self) -> None:
+    def __init__(self, mark: str | None = None) -> None:
+        #: What the mark of every runner begins with; it is given only to follow a reaper that was killed.
+        self.mark = mark or f"{os.getpid()}-{secrets.token_hex(4)}"
         read, write = os.pipe()
         os.set_inheritable(write, False)
         with os.fdopen(read, "rb", buffering=0) as source:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", __file__],
+                [sys.executable, "-I", "-S", __file__, f"MUSTER_RUNNER={self.mark}"],
                 stdin=source,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -68,7 +73,7 @@ class Reaper:
 
     def _start_again(self) -> None:
         """Somebody killed the reaper: have another one, which learns what there is to watch."""
-        fresh = Reaper()
+        fresh = Reaper(self.mark)
         os.close(self._write)
         self._process.wait()
         self._process, self._write = fresh._process, fresh._write
@@ -109,6 +114,27 @@ def _main() -> None:
         with contextlib.suppress(OSError):
             if _leads_or_led(pid, started):
                 os.killpg(pid, signal.SIGKILL)
+    if watched:
+        _end_marked(sys.argv[1].encode())
+
+
+def _end_marked(mark: bytes) -> None:
+    """Kill whatever has an environment with `mark` in it, again while something new appears (Linux)."""
+    ended: set[int] = set()
+    found = {0}
+    while found - ended:
+        ended |= found
+        found = {int(path.parent.name) for path in Path("/proc").glob("[1-9]*/environ") if _is_marked(path, mark)}
+        for pid in found - ended:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _is_marked(path: Path, mark: bytes) -> bool:
+    try:
+        return any(part.startswith(mark) for part in path.read_bytes().split(b"\0"))
+    except OSError:  # gone, or not ours
+        return False
 
 
 if __name__ == "__main__":

@@ -95,9 +95,11 @@ class Reporter:
         logger.warning("{}: {}", self._place, failure.sentence())
         self._send(RankFailed(**self._name, failure=failure))
 
-    def gone(self, exit_code: int | None) -> None:
-        """Nothing of the rank is left on this node."""
-        self._send(RankGone(**self._name, exit_code=exit_code))
+    def gone(self, exit_code: int | None, left: str = "", remedy: str = "") -> None:
+        """Nothing of the rank is left on this node but `left`."""
+        if left:
+            logger.error("{}: {}. {}", self._place, left, remedy)
+        self._send(RankGone(**self._name, exit_code=exit_code, left=left, remedy=remedy))
 
     async def pump(self, runner: RunnerProcess) -> None:
         """Carry the runner's output until it ends. Must not be cancelled while that matters: lines would be lost."""

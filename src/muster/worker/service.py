@@ -25,19 +25,31 @@ from muster.bus import (
     Synchronised,
 )
 from muster.errors import UnreachableError
-from muster.events import AttemptStarted, InstanceCreated, NodeLost
+from muster.events import (
+    AttemptStarted,
+    Event,
+    InstanceAdopted,
+    InstanceCleared,
+    InstanceCreated,
+    NodeLost,
+    NodeResumed,
+    NodeSetAside,
+    Unknown,
+)
 from muster.filelock import FileLock
 from muster.group.ports import Reservation, reserve
 from muster.group.scope import owner_alive, private_directory, sweep
-from muster.protocol import Beat
-from muster.spec import Assignment, BootId, InstanceId, NodeAddress, NodeId, NodeInfo
-from muster.state import Assigned, State, wants_ranks
+from muster.protocol import Beat, Held
+from muster.spec import Assignment, BootId, NodeAddress, NodeId, NodeInfo
+from muster.state import Aside, Assigned, State, wants_ranks
 from muster.worker import facts
+from muster.worker.census import RankKey, endings, holdings
 from muster.worker.pool import PoolSettings, RunnerPool
 from muster.worker.ports import PortRange
 from muster.worker.rank_task import RankTask, Site
 from muster.worker.reaper import Reaper
 from muster.worker.records import Records
+from muster.worker.unburied import REMEDY
 from muster.worker.watch import Place, StateWatch
 
 #: How long the last reports may take when the worker is stopped.
@@ -46,17 +58,24 @@ _GOODBYE_SECONDS = 3.0
 _ROUTE_RETRY_SECONDS = 1.0
 #: Between heartbeats until the coordinator has said how often it wants them.
 _DEFAULT_HEARTBEAT_SECONDS = 1.0
+#: How long the news that this node is set aside may take to come back from the coordinator.
+_ASIDE_SECONDS = 10.0
 #: How old the figures of a heartbeat may be: to read them costs more than everything else that an idle worker does.
 _VITALS_SECONDS = 5.0
+#: Ranks that this boot began, as many as are remembered.
+_BEGUN_KEPT = 10_000
 
 T = TypeVar("T")
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a worker runs. `directory` is its own: files of its runners, its lock, its last boot."""
+    """How a worker runs. `directory` is its own: files of its runners, its lock, its last boot.
+
+    `coordinators` are the addresses of the coordinator and its standbys, in any order.
+    """
 
     node: NodeId
-    coordinator: Endpoint
+    coordinators: tuple[Endpoint, ...]
     directory: Path
     addresses: tuple[str, ...] = ()
     ports: PortRange | None = None
@@ -72,7 +91,8 @@ class Worker:
         self._settings = settings
         self._boot = BootId(secrets.token_hex(8))
         self._watch = StateWatch()
-        self._tasks: dict[tuple[InstanceId, int, int], RankTask] = {}
+        self._tasks: dict[RankKey, RankTask] = {}
+        self._begun: dict[RankKey, None] = {}  #: the ranks that have or had a task, the oldest first
         self._stopped = anyio.Event()
         self._said_lost = False
 
@@ -124,12 +144,13 @@ class Worker:
         task_status: anyio.abc.TaskStatus[NodeInfo],
     ) -> None:
         """Join, and run ranks until stopped."""
-        async with ControlClient(self._settings.coordinator) as client:
+        async with ControlClient(self._settings.coordinators) as client:
             outbox = Outbox(client, info.node, info.boot)
-            follower = Follower(client, info=info)
+            follower = Follower(client, info=info, holds=self._holdings)
             async with outbox, follower, anyio.create_task_group() as group:
                 welcomed = anyio.Event()
                 group.start_soon(self._beat, client, pool, reaper, follower, welcomed)
+                group.start_soon(self._tell_unburied, pool, outbox, info, welcomed)
                 async with anyio.create_task_group() as ranks:
                     ranks.start_soon(self._follow, follower, outbox, pool, ranks, groups, welcomed)
                     await self._unless_stopped(welcomed.wait)
@@ -139,6 +160,25 @@ class Worker:
                         await self._leave(outbox, info)
                     ranks.cancel_scope.cancel()
                 group.cancel_scope.cancel()
+
+    async def _tell_unburied(self, pool: RunnerPool, outbox: Outbox, info: NodeInfo, welcomed: anyio.Event) -> None:
+        """Say what an earlier worker has left here that does not end, and when whatever was left is gone."""
+        await welcomed.wait()
+        if pids := pool.unburied.pids:
+            reason = f"of an earlier worker these processes do not end: {', '.join(map(str, pids))}"
+            remedy = REMEDY.format(node=info.node)
+            outbox.report(NodeSetAside(node=info.node, boot=info.boot, reason=reason, remedy=remedy), 0)
+
+        def aside(state: State) -> bool:
+            node = state.nodes.get(info.node)
+            return node is not None and isinstance(node.duty, Aside) and not node.duty.on_trial
+
+        while True:
+            pids = await pool.unburied.clean()
+            with anyio.move_on_after(_ASIDE_SECONDS):  # an operator may have drained it, and has the last word then
+                cause = await self._watch.until(aside)
+                reason = f"gone at last: {', '.join(map(str, pids))}"
+                outbox.report(NodeResumed(node=info.node, reason=reason), cause)
 
     async def _unless_stopped(self, action: Callable[[], Awaitable[T]]) -> T | None:
         """What `action` answers, or `None` when the worker is stopped before that."""
@@ -180,13 +220,14 @@ class Worker:
         """The addresses of this node, once its network is up: a worker may start before it."""
         said = False
         while True:
-            try:
-                return facts.addresses(self._settings.addresses, self._settings.coordinator)
-            except UnreachableError as error:
-                if not said:
-                    logger.warning("{}; trying again until there is one", error.message)
-                said = True
-                await anyio.sleep(_ROUTE_RETRY_SECONDS)
+            for coordinator in self._settings.coordinators:
+                try:
+                    return facts.addresses(self._settings.addresses, coordinator)
+                except UnreachableError as error:
+                    if not said:
+                        logger.warning("{}; trying again until there is one", error.message)
+                    said = True
+            await anyio.sleep(_ROUTE_RETRY_SECONDS)
 
     # --- following ----------------------------------------------------------------------------------------
 
@@ -202,32 +243,57 @@ class Worker:
         site: Site | None = None
         async for change in follower.changes():
             match change:
-                case Synchronised(state=state, welcome=welcome):
-                    endpoint = self._settings.coordinator.at(welcome.generation_port)
+                case Synchronised(state=state, welcome=welcome, endpoint=endpoint):
                     info = state.nodes[self._settings.node].info
-                    site = Site(info=info, directory=groups, generation=endpoint.url, reserve=self._reserve)
+                    generation = endpoint.at(welcome.generation_port).url
+                    site = Site(info=info, directory=groups, generation=generation, reserve=self._reserve)
                     if not welcomed.is_set() or self._said_lost:
-                        logger.info("node {} joined {}", info.node, self._settings.coordinator)
+                        logger.info("node {} joined {} (term {})", info.node, endpoint, welcome.term)
                     self._said_lost = False
-                    self._watch.update(state)
-                    outbox.resend()
+                    self._watch.update(state, welcome.judging)
+                    for task in self._tasks.values():
+                        ranks.start_soon(task.redial, generation)
+                    outbox.synchronise(state)
+                    self._report_missing(state, outbox)
                     self._start_ranks(state, site, pool, outbox, ranks)
                     welcomed.set()
                 case Applied(event=event, state=state):
+                    self._attend(event, state, follower)
                     self._watch.update(state)
                     if isinstance(event, InstanceCreated | AttemptStarted) and site is not None:
                         self._start_ranks(state, site, pool, outbox, ranks)
-                    elif isinstance(event, NodeLost) and event.boot == self._boot and not self._stopped.is_set():
-                        logger.warning("the coordinator counts this node as lost ({}); joining again", event.reason)
-                        follower.say_hello()
+                    elif isinstance(event, InstanceAdopted):
+                        self._report_missing(state, outbox)
                 case Disconnected(seconds=seconds):
                     if not self._said_lost:
                         logger.warning(
-                            "nothing heard from the coordinator at {} for {:.1f} s; trying again until it answers",
-                            self._settings.coordinator,
+                            "nothing heard from the coordinator at {} for {:.1f} s; trying again until one answers",
+                            ", ".join(map(str, self._settings.coordinators)),
                             seconds,
                         )
                     self._said_lost = True
+
+    def _attend(self, event: Event | Unknown, state: State, follower: Follower) -> None:
+        """What an event means for this worker beyond the state."""
+        if isinstance(event, NodeLost) and event.boot == self._boot and not self._stopped.is_set():
+            logger.warning("the coordinator counts this node as lost ({}); joining again", event.reason)
+            follower.say_hello()
+        elif isinstance(event, InstanceCleared) and self._watch.clear(event.instance, event.attempt):
+            logger.warning("{} attempt {} is torn down: {}", event.instance, event.attempt, event.reason)
+        elif isinstance(event, InstanceAdopted):
+            for (instance, attempt, _), task in self._tasks.items():
+                if (instance, attempt) == (event.instance, event.attempt):
+                    task.adopted(state.sequence)
+
+    def _holdings(self, state: State) -> tuple[Held, ...]:
+        """What the next hello tells of: a worker that stops holds nothing any more."""
+        places = () if self._stopped.is_set() else (task.place for task in self._tasks.values())
+        return holdings(places, state, self._watch.state, self._boot)
+
+    def _report_missing(self, state: State, outbox: Outbox) -> None:
+        """Ranks that the coordinator takes for alive and that have ended here are gone, whatever became of the news."""
+        for event in endings(state, self._boot, self._tasks, self._begun):
+            outbox.report(event, 0)
 
     def _start_ranks(
         self, state: State, site: Site, pool: RunnerPool, outbox: Outbox, ranks: anyio.abc.TaskGroup
@@ -240,14 +306,17 @@ class Worker:
                 continue
             for rank in instance.ranks:
                 key = (instance.id, instance.attempt, rank.rank)
-                if rank.boot != self._boot or not isinstance(rank.state, Assigned) or key in self._tasks:
+                if rank.boot != self._boot or not isinstance(rank.state, Assigned) or key in self._begun:
                     continue
                 assignment = Assignment(rank=rank.rank, node=rank.node, boot=self._boot)
                 task = RankTask(Place(instance, assignment), site, pool, self._watch, outbox)
                 self._tasks[key] = task
+                self._begun[key] = None
+                if len(self._begun) > _BEGUN_KEPT:
+                    del self._begun[next(iter(self._begun))]
                 ranks.start_soon(self._run_rank, key, task)
 
-    async def _run_rank(self, key: tuple[InstanceId, int, int], task: RankTask) -> None:
+    async def _run_rank(self, key: RankKey, task: RankTask) -> None:
         try:
             await task.run()
         finally:
@@ -273,7 +342,10 @@ class Worker:
                     beat = self._vitals(pool)
                 except (OSError, psutil.Error) as error:  # no descriptor left: the heart goes on beating
                     logger.warning("no figures for the heartbeat: {}", error)
-            beat = msgspec.structs.replace(beat, progress=progress)
+            pulse_ns, age_ns = follower.pulse_age()
+            beat = msgspec.structs.replace(
+                beat, progress=progress, time_ns=time.time_ns(), pulse_ns=pulse_ns, pulse_age_ns=age_ns
+            )
             client.send(beat)
             reaper.check()
             welcome = follower.welcome

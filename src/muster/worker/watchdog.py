@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-import psutil
+import anyio
 
 from muster.rank_protocol import StepFrame
 from muster.spec import Failure
-from muster.state import Failed, State
+from muster.worker import diagnosis
+from muster.worker.condition import Condition, watch
 from muster.worker.line import Line, RankError
-from muster.worker.process import RunnerProcess
+from muster.worker.waiting import CATCH_UP_SECONDS, awaited, never
 from muster.worker.watch import Place
 
 KIND: Final = "step-timeout"
-#: A worker that itself stood still finds its alarms first and what it was told meanwhile after that.
-_CATCH_UP_SECONDS = 0.25
-
-_STOPPED = {
-    psutil.STATUS_STOPPED: "its process is stopped (SIGSTOP)",
-    psutil.STATUS_TRACING_STOP: "its process is stopped by a debugger",
-}
-_IN_KERNEL = "its process is blocked in the kernel"
 
 
 class StuckError(RankError):
@@ -33,72 +27,73 @@ async def watch_steps(line: Line, place: Place) -> None:
     """Read what a model's runner says of its steps.
 
     Raises:
-        StuckError: the rank is busy and silent for `step_seconds`. Or its process does not run, and either another
-            rank waits for a step to end, or this was so at two looks that far apart while nothing was asked of it.
+        StuckError: the rank is busy and silent for `step_seconds`. Or another rank was, and this one's process is
+            halted or swaps, or it stands still too, or is at an earlier step. Or its process was halted at two looks
+            `step_seconds` apart while nothing was asked of it.
         RankError: the runner says that it failed.
         RunnerEndedError: its process ended.
     """
     seconds = place.spec.deadlines.step_seconds
-    last = StepFrame(step=0, active=0)
-    alarmed = partial(_alarmed, place)
+    alone = place.world_size == 1
+    runner = line.runner
+    last, heard = StepFrame(step=0, active=0), anyio.current_time()
+    watched = watch(runner.pid, runner.started)
     looked = False  #: another rank's alarm made us look already
     halted = False  #: idle, and not running when we looked last
     while True:
-        frame = await line.receive_or(_never if looked else alarmed, seconds)
-        alarm = not looked and alarmed(line.state)
-        if frame is None and not alarm:
-            frame = await line.receive_or(_never, _CATCH_UP_SECONDS)
+        frame = await line.receive_or(never if looked else partial(awaited, place), seconds)
+        alarm = frame is None and not looked and awaited(place, line.state)
+        condition = await watched.condition() if alarm else None
+        if condition is not None and condition.hindered:
+            raise StuckError(_awaited(condition, runner.step))
+        step = runner.step
+        if frame is None:
+            frame = await line.receive_or(never, CATCH_UP_SECONDS)
         if frame is not None:
-            last, halted = frame if isinstance(frame, StepFrame) else last, False
-            continue
+            last, heard, halted = frame if isinstance(frame, StepFrame) else last, anyio.current_time(), False
+            watched = watch(runner.pid, runner.started)
         looked = looked or alarm
-        reason = why_halted(line.runner)
-        if alarm and reason:
-            raise StuckError(_stuck(f"another rank waits for a step of this one, and {reason}", reason, line.runner))
-        if not alarm and last.active:
-            raise StuckError(_late(last.step, seconds, reason, line.runner, alone=place.world_size == 1))
-        if not alarm and reason and halted:
-            raise StuckError(_stuck(f"no request can reach the rank: {reason}", reason, line.runner))
-        halted = bool(reason)
+        if alarm and frame is None:
+            others = diagnosis.others_late(place.ranks(line.state), place.rank)
+            if _ahead(others, runner.step) is not None or (last.active and runner.step == step):
+                silence = anyio.current_time() - heard
+                raise StuckError(_late(max(last.step, runner.step), silence, condition, others, alone=alone))
+        elif frame is None:
+            condition = await watched.condition()
+            if last.active:
+                others = diagnosis.others_late(place.ranks(line.state), place.rank)
+                raise StuckError(_late(max(last.step, runner.step), seconds, condition, others, alone=alone))
+            if condition.halted and halted:
+                raise StuckError(_stuck(f"no request can reach the rank: {condition.text}", condition, runner.step))
+            halted = condition.halted
 
 
-def _never(state: State) -> bool:
-    del state
-    return False
+def _ahead(others: Sequence[Failure], step: int) -> Failure | None:
+    """Of the ranks that are late as well, the one that is furthest, where it is further than `step`."""
+    further = [failure for failure in others if failure.step is not None and failure.step > step]
+    return max(further, key=lambda failure: failure.step or 0, default=None)
 
 
-def why_halted(runner: RunnerProcess) -> str:
-    """Why the runner's process cannot run; empty where it can, or is gone."""
-    try:
-        status = psutil.Process(runner.pid).status()
-    except psutil.Error:
-        return ""
-    return _IN_KERNEL if status == psutil.STATUS_DISK_SLEEP else _STOPPED.get(status, "")
-
-
-def _alarmed(place: Place, state: State) -> bool:
-    """Whether another rank of the attempt is stuck: it may be this one that it waits for."""
-    return any(
-        isinstance(rank.state, Failed) and rank.state.failure.kind == KIND and rank.rank != place.rank
-        for rank in place.ranks(state)
-    )
-
-
-def _late(step: int, seconds: float, reason: str, runner: RunnerProcess, *, alone: bool) -> Failure:
+def _late(step: int, silence: float, condition: Condition | None, others: Sequence[Failure], *, alone: bool) -> Failure:
     """A step that did not end. A rank that runs is probably waiting for one that does not."""
-    silence = f"nothing was heard of the rank for {seconds:g} s after step {step} began"
-    if reason:
-        return _stuck(f"{silence}: {reason}", reason, runner)
+    told = f"nothing was heard of the rank for {round(silence, 1):g} s after step {step} began"
+    if condition is not None and condition.hindered:
+        return _stuck(f"{told}: {condition.text}", condition, step)
+    ahead = _ahead(others, step)
+    behind = f"; rank {ahead.rank} is at step {ahead.step} already" if ahead is not None else ""
     return Failure(
         kind=KIND,
-        message=f"{silence}; its process runs: it computes" + ("" if alone else ", or waits for another rank"),
+        message=f"{told}; its process runs: it computes" + ("" if alone else ", or waits for another rank") + behind,
         remedy="See its output: muster logs. Where the steps only are slow, raise step_seconds.",
         retryable=True,
         secondary=not alone,
+        step=step,
     )
 
 
-def _stuck(message: str, reason: str, runner: RunnerProcess) -> Failure:
-    remedies = {_IN_KERNEL: "See what it waits for, such as a disk or a network file system: dmesg"}
-    remedy = remedies.get(reason, f"See who stopped process {runner.pid}; let it go on with: kill -CONT {runner.pid}")
-    return Failure(kind=KIND, message=message, remedy=remedy, retryable=True)
+def _awaited(condition: Condition, step: int) -> Failure:
+    return _stuck(f"another rank waits for a step of this one, and {condition.text}", condition, step)
+
+
+def _stuck(message: str, condition: Condition, step: int) -> Failure:
+    return Failure(kind=KIND, message=message, remedy=condition.remedy, retryable=True, step=step)

@@ -204,6 +204,14 @@ def test_a_pid_used_again_is_not_the_owner() -> None:
     assert not owner_alive(os.getpid(), started - 60)
 
 
+@pytest.mark.skipif(not hasattr(os, "waitid"), reason="this system cannot wait for a child and leave it unburied")
+def test_an_owner_that_has_ended_and_was_not_buried_owns_nothing() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        started = psutil.Process(process.pid).create_time()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert not owner_alive(process.pid, started)
+
+
 CHILD = """
 import os, signal, sys, threading
 from pathlib import Path

@@ -50,6 +50,7 @@ class Rank:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
+        self.counter = None
         self.phase: Any = None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,11 +43,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_busy_and_idle_are_told_at_once_and_the_rest_once_a_second(clock: Clock) -> None:
     channel: Any = Sent()
-    pulse = Pulse(channel)
+    counter: Any = SimpleNamespace(step=0)
+    pulse = Pulse(channel, counter)
     pulse.idle(0)
     assert channel.frames == []
     for step in range(1, 31):
         pulse.busy(step, 2)
+        assert counter.step == step
         clock.now += 0.125
     pulse.idle(31)
     pulse.idle(31)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,6 +41,7 @@ class FakeReaper:
     """Remembers what it was told to watch."""
 
     def __init__(self) -> None:
+        self.mark = "fake"
         self.watched: set[int] = set()
         self.ever: set[int] = set()
 
@@ -95,3 +98,32 @@ def until(holds: Callable[[], bool], seconds: float = 10.0) -> None:
     while not holds():
         assert time.monotonic() < deadline, "the condition did not come to hold in time"
         time.sleep(0.01)
+
+
+_FREEZER = Path("/sys/fs/cgroup/freezer")
+
+
+@contextlib.contextmanager
+def frozen(pid: int) -> Generator[None]:
+    """Have the kernel hold a process for the block, so that not even SIGKILL ends it (root, and cgroup v1)."""
+    group = _FREEZER / f"muster-{secrets.token_hex(4)}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no freezer that holds a process against SIGKILL: {error}")
+    try:
+        (group / "cgroup.procs").write_text(str(pid))
+        (group / "freezer.state").write_text("FROZEN")
+        until(lambda: (group / "freezer.state").read_text().strip() == "FROZEN")
+        yield
+    finally:
+        (group / "freezer.state").write_text("THAWED")
+        until(lambda: _removed(group))
+
+
+def _removed(group: Path) -> bool:
+    with contextlib.suppress(OSError):  # who is in it may be gone meanwhile
+        for pid in (group / "cgroup.procs").read_text().split():
+            (_FREEZER / "cgroup.procs").write_text(pid)
+        group.rmdir()
+    return not group.exists()

@@ -10,6 +10,7 @@ import pytest
 from muster.spec import Address, NodeId, Phase
 from muster.state import Listening, Rank
 from muster.worker import diagnosis
+from muster.worker.condition import Condition
 from muster.worker.diagnosis import TAIL_LINES, ended, not_formed
 
 ECHO = "RuntimeError: [ring] connection to a peer was lost"
@@ -69,12 +70,20 @@ def test_a_group_that_was_not_formed_names_both_neighbours(monkeypatch: pytest.M
     monkeypatch.setattr(diagnosis, "strangers", Mock(return_value=[]))
     monkeypatch.setattr(diagnosis, "is_listening", Mock(return_value=True))
     group = ranks("10.0.0.1", "10.0.0.2", "10.0.0.3")
-    failure = not_formed(group[0], group, 100, 15.0)
-    assert failure.kind == "formation-timeout"
+    failure = not_formed(group[0], group, 100, 15.0, Condition("running", "its process runs"))
+    assert (failure.kind, failure.secondary) == ("formation-timeout", True)
     assert "within 15 s" in failure.message
     assert "rank 2 on node n2 to dial it" in failure.message
     assert "rank 1 on node n1 to take" in failure.message
     assert "firewall" in failure.remedy
+
+
+def test_a_rank_that_cannot_go_on_is_the_cause_of_a_group_that_was_not_formed() -> None:
+    group = ranks("10.0.0.1", "10.0.0.2")
+    stopped = Condition("stopped", "its process is stopped (SIGSTOP)", "kill -CONT 100")
+    failure = not_formed(group[0], group, 100, 15.0, stopped)
+    assert (failure.kind, failure.secondary, failure.remedy) == ("formation-timeout", False, "kill -CONT 100")
+    assert failure.message == "the group was not formed within 15 s: its process is stopped (SIGSTOP)"
 
 
 def test_a_stranger_is_named_with_the_port_that_it_took(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import anyio
 import anyio.abc
+import psutil
 import pytest
 from children import WARM, FakeReaper, as_reaper, records_in
 
@@ -41,6 +42,7 @@ class FakeRunner:
         self.exit_code: int | None = None
         self.tail = deque(["no module named mlx"])
         self.ended = False
+        self.left: list[psutil.Process] = []
         self._end = anyio.Event()
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -64,6 +66,9 @@ class FakeRunner:
         del ask, patience_seconds
         self.die(0)
         return self.exit_code or 0
+
+    def remains(self) -> list[psutil.Process]:
+        return self.left
 
     def resident_bytes(self) -> int:
         return 100

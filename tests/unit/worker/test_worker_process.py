@@ -9,12 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
+import anyio.abc
 import pytest
-from children import WARM, FakeReaper, as_reaper, exists, records_in, until, use_child
+from children import WARM, FakeReaper, as_reaper, exists, frozen, records_in, until, use_child
 
 from muster.rank_protocol import FailedFrame, Form, FromRank, ReadyFrame
 from muster.spec import Failure
+from muster.worker import process as process_module
+from muster.worker.condition import watch
 from muster.worker.process import MAX_LINE_BYTES, TAIL_LINES, RunnerProcess
+from muster.worker.unburied import Unburied, describe
 
 pytestmark = [pytest.mark.process, pytest.mark.anyio]
 
@@ -73,7 +77,7 @@ async def test_frames_and_lines_keep_apart(runner: RunnerProcess, monkeypatch: p
     assert [line.rstrip("!") for line in lines] == ["one", "two", "last"]
     assert (runner.exit_code, await runner.wait_ended(), runner.ended) == (3, 3, True)
     assert commands[0][:3] == [sys.executable, "-m", "muster.runner"]
-    assert commands[0][4:] == [str(os.getpid()), "full"]
+    assert commands[0][4:6] == [str(os.getpid()), "full"]
 
 
 async def test_nothing_is_left_of_a_runner_that_ended(
@@ -200,3 +204,84 @@ async def test_cancelling_the_owner_ends_the_process(
     assert runner.exit_code == -signal.SIGKILL
     assert not exists(runner.pid)
     assert reaper.watched == set()
+
+
+async def test_what_a_script_detached_is_ended_with_it(runner: RunnerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = (
+        "send(0)\n"
+        "source = 'import os, time; print(os.getpid(), flush=True); time.sleep(60)'\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        "    if os.fork() == 0:\n"
+        "        os.execv(sys.executable, [sys.executable, '-I', '-S', '-c', source])\n"
+        "    os._exit(0)\n"
+        "receive()"
+    )
+    use_child(monkeypatch, body, WARM)
+    runner.roams = True
+    detached = 0
+    with anyio.fail_after(15):
+        async with anyio.create_task_group() as group:
+            await group.start(runner.run)
+            detached = int(await runner.lines.receive())
+            await runner.end(ask=False, patience_seconds=5)
+    assert runner.remains() == []
+    assert not exists(detached)
+
+
+async def test_a_process_that_sigkill_does_not_end_is_told_and_watched_until_it_is_gone(
+    runner: RunnerProcess, reaper: FakeReaper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_module, "LEAST_KILL_SECONDS", 0.3)
+    use_child(monkeypatch, STAY, WARM)
+    unburied = Unburied()
+    with anyio.fail_after(15):
+        async with anyio.create_task_group() as group:
+            await group.start(runner.run)
+            assert await runner.wait_warm()
+            with frozen(runner.pid):
+                assert await runner.end(ask=False, patience_seconds=0.1) is None
+                (left,) = runner.remains()
+                assert (left.pid, runner.ended, runner.exit_code) == (runner.pid, False, None)
+                text = await describe(left, runner.pid, [])
+                assert text.startswith(
+                    f"runner {runner.pid} does not end: its process is blocked in the kernel; it holds "
+                )
+                assert (await watch(runner.pid, runner.started).condition()).kind == "blocked"
+                unburied.add([left])
+                with anyio.move_on_after(0.2) as scope:
+                    await unburied.clean()
+                assert scope.cancelled_caught
+                assert unburied.pids == [runner.pid]
+            assert await runner.wait_ended() in (-signal.SIGTERM, -signal.SIGKILL)  # the kernel has both to choose from
+            assert await unburied.clean() == [runner.pid]
+    assert unburied.pids == []
+    assert reaper.watched == set()
+
+
+async def test_an_owner_that_is_cancelled_does_not_wait_for_ever_for_what_does_not_end(
+    runner: RunnerProcess, reaper: FakeReaper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_module, "LEAST_KILL_SECONDS", 0.2)
+    use_child(monkeypatch, STAY, WARM)
+    descriptors, left = open_descriptors(), anyio.Event()
+
+    async def own(*, task_status: anyio.abc.TaskStatus[None]) -> None:
+        try:
+            await runner.run(task_status=task_status)
+        finally:
+            left.set()
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            await group.start(own)
+            assert await runner.wait_warm()
+            with frozen(runner.pid), anyio.CancelScope(shield=True):
+                group.cancel_scope.cancel()
+                await left.wait()
+                assert not runner.ended
+                assert len(list((tmp_path / "runners").iterdir())) == 1
+                assert reaper.watched == {runner.pid}
+            with anyio.CancelScope(shield=True):
+                while exists(runner.pid) or not open_descriptors() <= descriptors:  # noqa: ASYNC110 - nobody tells
+                    await anyio.sleep(0.01)

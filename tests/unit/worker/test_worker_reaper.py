@@ -46,10 +46,11 @@ def test_the_death_of_the_worker_ends_its_runners_and_their_children() -> None:
     program = (
         "import os, subprocess, sys, time\n"
         "from muster.worker.reaper import Reaper\n"
-        "child = 'import os, sys, time; os.fork(); sys.stdout.write(str(os.getpid()) + chr(10)); "
+        "child = 'import os, sys, time; os.fork() or os.setsid(); sys.stdout.write(str(os.getpid()) + chr(10)); "
         "sys.stdout.flush(); time.sleep(60)'\n"
         "reaper = Reaper()\n"
-        "runner = subprocess.Popen([sys.executable, '-I', '-S', '-c', child], start_new_session=True)\n"
+        "runner = subprocess.Popen([sys.executable, '-I', '-S', '-c', child], start_new_session=True, "
+        "env={'MUSTER_RUNNER': reaper.mark + '-1'})\n"
         "reaper.watch(runner.pid)\n"
         "time.sleep(60)\n"
     )

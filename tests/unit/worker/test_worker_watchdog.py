@@ -2,38 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 from collections.abc import Callable, Generator
-from typing import cast
 
 import anyio
 import msgspec
 import psutil
 import pytest
-from children import until
+from stand import LATE, STEP_SECONDS, Stand, stop
 
-from muster.rank_protocol import FromRank, StepFrame
-from muster.spec import (
-    Assignment,
-    BootId,
-    Deadlines,
-    Failure,
-    InstanceId,
-    InstanceSpec,
-    ModelWorkload,
-    NodeId,
-)
-from muster.state import Failed, Instance, Rank, RankState, Ready, Running, State
-from muster.worker.line import Line, RunnerEndedError
-from muster.worker.process import RunnerProcess
-from muster.worker.watch import Place, StateWatch
-from muster.worker.watchdog import StuckError, watch_steps, why_halted
-
-ONE = InstanceId("one")
-STEP_SECONDS = 0.2
-LATE = Failure(kind="step-timeout", message="late", rank=0, node=NodeId("n0"), secondary=True)
+from muster.rank_protocol import StepFrame
+from muster.state import Failed
+from muster.worker.line import RunnerEndedError
+from muster.worker.watchdog import watch_steps
 
 
 @pytest.fixture
@@ -44,63 +25,6 @@ def child() -> Generator[psutil.Process]:
     finally:
         process.kill()
         process.wait()
-
-
-def stop(process: psutil.Process) -> None:
-    os.kill(process.pid, signal.SIGSTOP)
-    until(lambda: process.status() == psutil.STATUS_STOPPED)
-
-
-class Stand:
-    """Rank 1 of an instance, with a process that says what the test lets it say."""
-
-    def __init__(self, process: psutil.Process, ranks: int = 2) -> None:
-        self.pid = process.pid
-        self.tail: list[str] = []
-        self.say, self.frames = anyio.create_memory_object_stream[FromRank](100)
-        self.watch = StateWatch()
-        self.ranks = ranks
-        spec = InstanceSpec(
-            workload=ModelWorkload(model="m"), ranks=ranks, deadlines=Deadlines(step_seconds=STEP_SECONDS)
-        )
-        self.instance = Instance(
-            id=ONE,
-            spec=spec,
-            created_ns=1,
-            attempt=1,
-            backend="ring",
-            status=Running(),
-            since_ns=1,
-            ranks=(),
-            created_by=1,
-            caused_by=1,
-        )
-        self.others(Ready())
-        number = min(1, ranks - 1)
-        node, boot = NodeId(f"n{number}"), BootId("b")
-        self.place = Place(self.watch.state.instances[ONE], Assignment(rank=number, node=node, boot=boot))
-        self.line = Line(cast(RunnerProcess, self), self.watch)
-
-    def others(self, state: RankState) -> None:
-        """What is known of rank 0."""
-        states = (state, Ready())[: self.ranks]
-        ranks = tuple(
-            Rank(rank=number, node=NodeId(f"n{number}"), boot="b", state=item, since_ns=1)
-            for number, item in enumerate(states)
-        )
-        self.watch.update(State(instances={ONE: msgspec.structs.replace(self.instance, ranks=ranks)}))
-
-    def close(self) -> None:
-        self.say.close()
-        self.frames.close()
-
-    async def failure(self) -> Failure:
-        with anyio.fail_after(10):
-            try:
-                await watch_steps(self.line, self.place)
-            except StuckError as error:
-                return error.failure
-        raise AssertionError("the watch ended")
 
 
 Make = Callable[..., Stand]
@@ -193,11 +117,36 @@ async def test_the_end_of_the_runner_ends_the_watch(child: psutil.Process, make:
         await watch_steps(stand.line, stand.place)
 
 
-def test_a_process_that_is_gone_is_not_halted(child: psutil.Process, make: Make) -> None:
-    stand = cast(RunnerProcess, make(child))
-    assert why_halted(stand) == ""
-    stop(child)
-    assert "SIGSTOP" in why_halted(stand)
-    child.kill()
-    child.wait()
-    assert why_halted(stand) == ""
+async def test_another_ranks_alarm_makes_one_that_stands_still_tell_its_step(child: psutil.Process, make: Make) -> None:
+    stand = make(child)
+    stand.step = 7
+    await stand.say.send(StepFrame(step=5, active=2))
+    stand.others(Failed(msgspec.structs.replace(LATE, step=7)))
+    failure = await stand.failure()
+    assert (failure.step, failure.secondary) == (7, True)
+    assert "after step 7 began" in failure.message
+    assert "behind" not in failure.message
+
+
+async def test_an_idle_rank_that_has_not_heard_of_the_step_says_that_it_is_behind(
+    child: psutil.Process, make: Make
+) -> None:
+    stand = make(child)
+    stand.step = 41
+    stand.others(Failed(msgspec.structs.replace(LATE, step=42)))
+    failure = await stand.failure()
+    assert (failure.step, failure.secondary) == (41, True)
+    assert "rank 0 is at step 42 already" in failure.message
+
+
+async def test_another_ranks_alarm_says_nothing_of_one_whose_steps_go_on(child: psutil.Process, make: Make) -> None:
+    stand = make(child)
+    stand.others(Failed(msgspec.structs.replace(LATE, step=1)))
+    with anyio.move_on_after(STEP_SECONDS * 4) as scope:
+        async with anyio.create_task_group() as group:
+            group.start_soon(watch_steps, stand.line, stand.place)
+            while True:
+                stand.step += 1
+                await stand.say.send(StepFrame(step=stand.step, active=1))
+                await anyio.sleep(STEP_SECONDS / 4)
+    assert scope.cancelled_caught
