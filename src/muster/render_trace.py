@@ -21,6 +21,9 @@ _LABEL_COLUMNS = 12
 #: What the remarks at the right of the bars may take of a line; longer ones go beneath.
 _REMARK_SHARE = 0.45
 
+#: A report that came later than this is worth a remark.
+_LATE_NS = 50_000_000
+
 _STYLES = {
     "starting": "bold",
     "preparing": "blue",
@@ -185,6 +188,8 @@ def _remark(span: Span, marks: _Marks) -> str:
     parts: list[str] = []
     if span.waited_for is not None and span.waited_ns > 0:
         parts.append(f"waited {_milliseconds(span.waited_ns)} for {_printable(span.waited_for)}")
+    if span.delay_ns > _LATE_NS:
+        parts.append(f"reported {_milliseconds(span.delay_ns)} late")
     if span.failure is not None:
         parts.append(f"{marks.failed} {span.failure.kind}")
     return ", ".join(parts)

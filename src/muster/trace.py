@@ -1,4 +1,7 @@
-"""The timeline of an attempt, from its events: per rank, phase by phase, and what each phase waited for. Pure."""
+"""The timeline of an attempt, from its events: per rank, phase by phase, and what each phase waited for. Pure.
+
+An event of a worker counts from when it happened, as far as that is known, and else from when it was logged.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,11 @@ import msgspec
 
 from muster.errors import RequestError
 from muster.events import (
+    AttemptEnding,
     AttemptStarted,
     Envelope,
     Fact,
+    InstanceAdopted,
     InstanceCreated,
     InstanceDeleted,
     InstanceDeleting,
@@ -29,6 +34,7 @@ from muster.events import (
     RankReady,
 )
 from muster.spec import Backend, Failure, InstanceId, ModelWorkload, NodeId
+from muster.trace_clock import Clock, Mark
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +42,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
     `end_ns` is `None` while it lasts. Before `start_ns` it waited `waited_ns` for `waited_for`; a phase that still
     waits, or waited in vain, has no length. An instance's phase waited for its slowest rank, counted from the fastest.
+    `delay_ns` is how long after `end_ns` the coordinator heard of the end: 0 where that cannot be told.
     """
 
     rank: int
@@ -45,6 +52,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     end_ns: int | None = None
     waited_for: str | None = None
     waited_ns: int = 0
+    delay_ns: int = 0
     failure: Failure | None = None
 
     @property
@@ -59,9 +67,9 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened in one attempt. `ended_ns` is when its last event so far was logged.
+    """What happened in one attempt. `ended_ns` is the time of its last event so far.
 
-    `outcome` is "starting", "ready", "failed", "finished", "deleting" or "deleted".
+    `outcome` is "starting", "ready", "ending", "failed", "finished", "deleting" or "deleted".
     """
 
     instance: InstanceId
@@ -85,13 +93,15 @@ def timeline(envelopes: Sequence[Envelope], instance: InstanceId, attempt: int |
     ours = [event for _, event in events if isinstance(event, InstanceFact) and event.instance == instance]
     chosen = max((event.attempt for event in ours), default=0) if attempt is None else attempt
     story = _Story(instance, chosen)
+    clock = Clock()
     for item, event in events:
-        if isinstance(event, InstanceCreated) and event.instance == instance:
+        mark = clock.mark(item)
+        if isinstance(event, InstanceCreated | InstanceAdopted) and event.instance == instance:
             story.is_model = isinstance(event.spec.workload, ModelWorkload)
         if isinstance(event, NodeLost):
-            story.lose(item, event)
+            story.lose(mark, event)
         elif isinstance(event, InstanceFact) and event.instance == instance and event.attempt == chosen:
-            story.add(item, event)
+            story.add(mark, event)
     if not story.times_ns:
         raise RequestError(
             f"the event log holds nothing of attempt {chosen} of instance {instance}"
@@ -102,22 +112,15 @@ def timeline(envelopes: Sequence[Envelope], instance: InstanceId, attempt: int |
     return story.tell()
 
 
-class _Mark(msgspec.Struct, frozen=True, order=True):
-    """When an event was logged; the order is that of the log."""
-
-    sequence: int
-    time_ns: int
-
-
 class _Member(msgspec.Struct):
     """What is known of one rank while its events are read."""
 
     rank: int
     node: NodeId
     boot: str
-    marks: dict[type[Fact], _Mark]
+    marks: dict[type[Fact], Mark]
     failure: Failure | None = None
-    gone: _Mark | None = None
+    gone: Mark | None = None
 
     def __str__(self) -> str:
         return f"rank {self.rank} on node {self.node}"
@@ -151,14 +154,16 @@ class _Story:
         self.is_model = False
         self.backend: Backend | None = None
         self.times_ns: list[int] = []
+        self.began: Mark | None = None  #: where the log still has the beginning
         self.members: dict[int, _Member] = {}
-        self.marks: dict[type[Fact], _Mark] = {}
+        self.marks: dict[type[Fact], Mark] = {}
         self.failure: Failure | None = None
 
     # --- collect ------------------------------------------------------------------------------------------------
 
-    def add(self, envelope: Envelope, event: InstanceFact) -> None:
-        mark = _Mark(envelope.sequence, envelope.time_ns)
+    def add(self, mark: Mark, event: InstanceFact) -> None:
+        if self.began is not None:
+            mark = mark.not_before(self.began)
         if isinstance(event, RankFact):
             self._add_of_rank(mark, event)
             return
@@ -166,17 +171,24 @@ class _Story:
             return
         self.times_ns.append(mark.time_ns)
         self.marks.setdefault(type(event), mark)
+        if isinstance(event, InstanceCreated | AttemptStarted | InstanceAdopted):
+            self.began = mark
         match event:
             case InstanceCreated() | AttemptStarted():
                 self.backend = event.backend
                 for item in event.assignments:
                     self.members[item.rank] = _Member(item.rank, item.node, item.boot, {})
+            case InstanceAdopted():
+                self.backend = event.backend
+                for item in event.ranks:
+                    self.members[item.rank] = _Member(item.rank, item.node, item.boot, {RankReady: mark})
+                self.marks.setdefault(InstanceReady, mark)
             case InstanceFailed():
                 self.failure = event.failure
             case _:
                 pass
 
-    def _add_of_rank(self, mark: _Mark, event: RankFact) -> None:
+    def _add_of_rank(self, mark: Mark, event: RankFact) -> None:
         member = self.members.setdefault(event.rank, _Member(event.rank, event.node, event.boot, {}))
         if (member.node, member.boot) != (event.node, event.boot) or member.gone is not None:
             return
@@ -193,12 +205,12 @@ class _Story:
             case _:
                 pass
 
-    def lose(self, envelope: Envelope, event: NodeLost) -> None:
+    def lose(self, mark: Mark, event: NodeLost) -> None:
         """A lost node takes its ranks along without a word from them."""
         for member in self.members.values():
             if member.gone is None and (member.node, member.boot) == (event.node, event.boot):
-                member.gone = member.marks[RankGone] = _Mark(envelope.sequence, envelope.time_ns)
-                self.times_ns.append(envelope.time_ns)
+                member.gone = member.marks[RankGone] = mark
+                self.times_ns.append(mark.time_ns)
 
     # --- tell ---------------------------------------------------------------------------------------------------
 
@@ -244,15 +256,16 @@ class _Story:
             (InstanceFinished, "finished"),
             (InstanceDeleted, "deleted"),
             (InstanceDeleting, "deleting"),
+            (AttemptEnding, "ending"),
             (InstanceReady, "ready"),
         ):
             if kind in self.marks:
                 return name
         return "starting"
 
-    def _stopped(self) -> _Mark | None:
+    def _stopped(self) -> Mark | None:
         """When the end of the attempt began for every rank."""
-        kinds = (InstanceFailed, InstanceFinished, InstanceDeleting)
+        kinds = (InstanceFailed, InstanceFinished, InstanceDeleting, AttemptEnding)
         return min((self.marks[kind] for kind in kinds if kind in self.marks), default=None)
 
     def _instance_spans(self, members: list[_Member]) -> list[Span]:
@@ -294,6 +307,7 @@ class _Story:
                 name="running",
                 start_ns=cursor_ns,
                 end_ns=max(stop.time_ns, cursor_ns),
+                delay_ns=stop.delay_ns,
                 failure=member.failure,
             )
             spans.append(running)
@@ -304,12 +318,13 @@ class _Story:
                     node=member.node,
                     name="stopping",
                     start_ns=max(cursor_ns, stop.time_ns),
-                    end_ns=max(cursor_ns, member.gone.time_ns) if member.gone else None,
+                    end_ns=max(cursor_ns, stop.time_ns, member.gone.time_ns) if member.gone else None,
+                    delay_ns=member.gone.delay_ns if member.gone else 0,
                 )
             )
         return spans
 
-    def _step_span(self, member: _Member, step: _Step, cursor_ns: int, mark: _Mark | None, stop: _Mark | None) -> Span:
+    def _step_span(self, member: _Member, step: _Step, cursor_ns: int, mark: Mark | None, stop: Mark | None) -> Span:
         end = mark or stop
         end_ns = max(cursor_ns, end.time_ns) if end else None
         latest_ns = end_ns if end_ns is not None else max(self.times_ns)
@@ -328,6 +343,7 @@ class _Story:
             end_ns=end_ns,
             waited_for=waited_for,
             waited_ns=max(0, start_ns - cursor_ns),
+            delay_ns=end.delay_ns if end else 0,
             failure=None if mark else member.failure,
         )
 
@@ -359,7 +375,7 @@ class _Gap(msgspec.Struct, frozen=True):
 
 
 def _of_instance(
-    name: str, start_ns: int, end: _Mark | None, *, gap: _Gap | None = None, failure: Failure | None = None
+    name: str, start_ns: int, end: Mark | None, *, gap: _Gap | None = None, failure: Failure | None = None
 ) -> Span:
     gap = gap or _Gap()
     return Span(

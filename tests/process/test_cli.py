@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from muster.cli.app import main
 from muster.demo.answers import CONVERSATIONS, ENDLESS_PROMPT, MODEL_DIRECTORY
 from muster.local import LocalCluster
 
@@ -106,6 +107,39 @@ def is_alive(process: psutil.Process) -> bool:
         return False
 
 
+def test_a_node_is_drained_and_taken_back_and_what_failed_is_tried_again(
+    muster: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ask(*arguments: str) -> Any:
+        """The command within this process, which saves the start of another one."""
+        with pytest.raises(SystemExit) as ended:
+            main([*arguments, "--coordinator", muster.address, "--json"])
+        assert not ended.value.code
+        return json.loads(capsys.readouterr().out)
+
+    created = ask("create", "--group", "--ranks", "2", "--wait")
+    name = created["instance"]
+    assert created["nodes"] == ["a", "b"]
+    # Nothing is left there, and it is known why; the group comes up on the other one.
+    assert muster.ok("drain", "b", "--reason", "new memory") == "b\n"
+    a, b = ask("nodes")
+    assert (a["state"], b["state"], b["reason"], b["ranks"]) == ("ready", "draining", "new memory", 0)
+    assert ask("describe", name)["nodes"] == ["a", "a"]
+    # It comes back only when asked.
+    assert [node["node"] for node in ask("resume", "b")] == ["b"]
+    (moved,) = ask("retry", name, "--move", "--wait")
+    assert (moved["state"], moved["nodes"], moved["attempt"]) == ("ready", ["a", "b"], 3)
+    # One that failed for good is tried again.
+    with muster.started("events", "--follow", "--instance", name, "--kind", "instance.failed", "--json") as process:
+        os.kill(ask("describe", name)["ranks"][0]["pid"], signal.SIGKILL)
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["event"]["failure"]["kind"] == "rank-killed"
+    (again,) = ask("retry", name, "--wait")
+    assert (again["state"], again["attempt"], again["failure"]) == ("ready", 4, None)
+    assert "has not failed, it is ready" in muster("retry", name).stderr
+    muster.ok("delete", name)
+
+
 def test_a_served_model_is_seen_by_every_command_that_looks(muster: Command, served: str) -> None:
     (row,) = [row for row in muster.json("ps") if row["instance"] == served]
     assert (row["name"], row["state"], row["ranks_ready"], row["nodes"]) == ("demo", "ready", 2, ["a", "b"])
@@ -113,7 +147,7 @@ def test_a_served_model_is_seen_by_every_command_that_looks(muster: Command, ser
     assert [rank["layers"] for rank in described["ranks"]] == [[2, 4], [0, 2]]
     assert all(psutil.pid_exists(rank["pid"]) for rank in described["ranks"])
     nodes = muster.json("nodes")
-    assert [(node["node"], node["state"], node["ranks"]) for node in nodes] == [("a", "alive", 1), ("b", "alive", 1)]
+    assert [(node["node"], node["state"], node["ranks"]) for node in nodes] == [("a", "ready", 1), ("b", "ready", 1)]
     shown = muster.ok("describe", served[:-2])
     assert "restart" in shown
     assert "instance.ready" in shown

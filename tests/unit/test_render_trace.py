@@ -86,6 +86,17 @@ def test_failure_says_why_and_what_was_waited_for() -> None:
     assert "≥ 8.0 ms" in text  # rank 1 has not been seen to stop
 
 
+@pytest.mark.parametrize(
+    ("delay_ms", "words"), [(50, ""), (51, "reported 51 ms late"), (2000, "reported 2,000 ms late")]
+)
+def test_a_late_report_is_remarked(delay_ms: int, words: str) -> None:
+    span = Span(rank=0, node=NodeId("a"), name="loading", start_ns=0, end_ns=10**9, delay_ns=delay_ms * 10**6)
+    told = Timeline(instance=ONE, attempt=1, started_ns=0, ended_ns=10**9, outcome="starting", spans=(span,))
+    text = show(told, 100)
+    assert words in text
+    assert ("late" in text) == bool(words)
+
+
 def test_long_running_does_not_squeeze_the_start() -> None:
     day_ms = 86_400_000.0
     end: list[tuple[float, Event]] = [

@@ -12,17 +12,22 @@ from stories import BOOT, MODEL, MS, NAMES, ONE, Step, assignments, created, env
 
 from muster.errors import RequestError
 from muster.events import (
+    AdoptedRank,
+    AttemptEnding,
     AttemptStarted,
     Envelope,
     Event,
+    InstanceAdopted,
     InstanceDeleted,
     InstanceDeleting,
     InstanceFailed,
     InstanceFinished,
     InstanceReady,
     NodeLost,
+    RankFact,
+    ReportId,
 )
-from muster.spec import BootId, InstanceId, Phase, ScriptWorkload
+from muster.spec import BootId, InstanceId, InstanceSpec, Phase, ScriptWorkload
 from muster.trace import Span, Timeline, timeline
 
 READY = InstanceReady(instance=ONE, attempt=1)
@@ -185,6 +190,85 @@ def test_attempts_are_told_apart_and_stale_events_skipped() -> None:
     assert timeline(logged(*first, *second), ONE, 1).outcome == "failed"
 
 
+def reported(event: Event, n: int, happened: float, *, logged_ms: float, cause: int = 1) -> Envelope:
+    """An event of a worker that happened at one time and was logged at another, in milliseconds."""
+    assert isinstance(event, RankFact)
+    report = ReportId(node=event.node, boot=event.boot, n=n, happened_ns=round(happened * MS))
+    found = envelope(n + 1, event, time_ns=round(logged_ms * MS), report=report)
+    return msgspec.structs.replace(found, cause=cause)
+
+
+def story(*events: tuple[Step, int, float, float]) -> list[Envelope]:
+    """A group of two that is created at 100 ms: each step with its rank, when it happened and when it was logged."""
+    found = [envelope(1, created(2), time_ns=100 * MS)]
+    for n, (step, rank, happened, logged_ms) in enumerate(events, start=1):
+        found.append(reported(rank_event(step, rank), n, happened, logged_ms=logged_ms))
+    return found
+
+
+def test_a_phase_ends_when_it_did_and_not_when_it_was_logged() -> None:
+    told = timeline(
+        story(
+            ("prepared", 0, 160, 161),
+            ("prepared", 1, 110, 240),  # first, though it was heard of last
+            ("listening", 0, 170, 241),
+            ("connected", 1, 180, 245),
+            ("connected", 0, 181, 246),
+        ),
+        ONE,
+    )
+    assert brief(told, 0)[:3] == [
+        ("preparing", 0, 60, None, 0),
+        ("listening", 60, 70, None, 0),
+        ("forming", 70, 81, None, 0),
+    ]
+    assert brief(told, 1)[:2] == [("preparing", 0, 10, None, 0), ("forming", 70, 80, "rank 0 on node a", 60)]
+    assert [span.delay_ns / MS for span in told.spans if span.rank == 1][:2] == [130, 65]
+    assert told.ended_ns - told.started_ns == 81 * MS
+
+
+@pytest.mark.parametrize(
+    ("happened", "counted", "delay"),
+    [
+        (0, 150, 0),  # not known
+        (130, 130, 20),
+        (90, 100, 50),  # its clock is behind: not before what led to it
+        (170, 150, 0),  # its clock is ahead: not after it was logged
+    ],
+)
+def test_a_clock_that_is_off_moves_nothing_out_of_order(happened: float, counted: float, delay: float) -> None:
+    for cause in (1, 0):  # the beginning of the attempt is a limit, whatever the worker says of the cause
+        found = story(("prepared", 0, happened, 150))
+        found[1] = msgspec.structs.replace(found[1], cause=cause)
+        (span, *_) = [span for span in timeline(found, ONE).spans if span.rank == 0]
+        assert (span.end_ns, span.delay_ns) == (round(counted * MS), delay * MS)
+
+
+def test_what_a_worker_reports_later_did_not_happen_before() -> None:
+    told = timeline(story(("prepared", 0, 140, 150), ("connected", 0, 120, 160)), ONE)
+    assert brief(told, 0)[:2] == [("preparing", 0, 40, None, 0), ("forming", 40, 40, None, 0)]
+
+
+def test_what_is_left_of_an_adopted_instance_is_that_it_runs() -> None:
+    ranks = tuple(AdoptedRank(rank=rank, node=NAMES[rank], boot=BOOT, pid=7, process_started=1.5) for rank in range(2))
+    spec = InstanceSpec(workload=MODEL, ranks=2)
+    adopted = InstanceAdopted(instance=ONE, attempt=3, spec=spec, backend="ring", ranks=ranks)
+    events: list[tuple[float, Event]] = [(5, adopted)]
+    told = timeline(logged(*events), ONE)
+    assert (told.attempt, told.outcome, told.started_ns) == (3, "ready", 5 * MS)
+    assert [span.name for span in told.spans if span.end_ns is None] == []
+    events += [(9, InstanceDeleting(instance=ONE, attempt=3)), (12, rank_event("gone", 1, attempt=3))]
+    assert brief(timeline(logged(*events), ONE), 1)[-2:] == [("running", 0, 4, None, 0), ("stopping", 4, 7, None, 0)]
+
+
+def test_an_attempt_that_is_ended_on_purpose_stops() -> None:
+    ending = AttemptEnding(instance=ONE, attempt=1, reason="node a is being drained")
+    told = timeline(logged(*GOOD, (300, ending), (320, rank_event("gone", 0)), (330, rank_event("gone", 1))), ONE)
+    assert (told.outcome, told.failure) == ("ending", None)
+    assert [item[:3] for item in brief(told, 0)[-2:]] == [("running", 203, 300), ("stopping", 300, 320)]
+    assert brief(told, -1)[-1] == ("stopping", 300, 330, "rank 1 on node b", 10)
+
+
 def test_forgotten_beginning_is_no_obstacle() -> None:
     for start in range(len(GOOD)):
         told = timeline(logged(*GOOD)[start:], ONE)
@@ -215,19 +299,32 @@ def envelopes(draw: st.DrawFn) -> list[Envelope]:
         InstanceFailed(instance=ONE, attempt=1, failure=failure(1)),
         InstanceDeleting(instance=ONE, attempt=1),
         InstanceDeleted(instance=ONE, attempt=1),
+        AttemptEnding(instance=ONE, attempt=1, reason="drained"),
         NodeLost(node=NAMES[0], boot=BOOT, reason="left"),
     ]
     for event in draw(st.lists(st.sampled_from(extra), max_size=4)):
         events.insert(draw(st.integers(0, len(events))), event)
     times = sorted(draw(st.lists(st.integers(0, 50), min_size=len(events), max_size=len(events))))
-    return [envelope(n, event, time_ns=at) for n, (event, at) in enumerate(zip(events, times, strict=True), start=1)]
+    found = [envelope(n, event, time_ns=at) for n, (event, at) in enumerate(zip(events, times, strict=True), start=1)]
+    happened = draw(st.lists(st.integers(0, 60), min_size=len(events), max_size=len(events)))
+    causes = draw(st.lists(st.integers(0, len(events)), min_size=len(events), max_size=len(events)))
+    return [
+        msgspec.structs.replace(
+            item,
+            cause=cause,
+            report=ReportId(node=event.node, boot=event.boot, n=item.sequence, happened_ns=at),
+        )
+        if isinstance(event, RankFact)
+        else item
+        for item, event, at, cause in zip(found, events, happened, causes, strict=True)
+    ]
 
 
 @given(envelopes())
 @settings(max_examples=150, deadline=None)
-def test_phases_of_a_rank_never_overlap(story: list[Envelope]) -> None:
+def test_phases_of_a_rank_never_overlap(found: list[Envelope]) -> None:
     try:
-        told = timeline(story, ONE)
+        told = timeline(found, ONE)
     except RequestError:
         return
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(told), type=Timeline) == told
@@ -237,6 +334,7 @@ def test_phases_of_a_rank_never_overlap(story: list[Envelope]) -> None:
             assert told.started_ns <= span.start_ns <= told.ended_ns
             assert span.end_ns is None or span.start_ns <= span.end_ns <= told.ended_ns
             assert (span.waited_for is None) <= (span.waited_ns == 0)
+            assert 0 <= span.delay_ns <= 50
         if rank >= 0:
             for before, after in pairwise(spans):
                 assert before.end_ns is not None

@@ -17,8 +17,11 @@ from muster.cli import (
     instance_commands,
     look_commands,
     model_commands,
+    node_commands,
+    retry_commands,
     run_commands,
     serve_commands,
+    standby_commands,
 )
 from muster.cli.errors import EXIT_INTERRUPTED, SIGNAL_EXIT_BASE, InterruptedBySignalError, exit_code_of, show_error
 from muster.errors import MusterError
@@ -65,9 +68,12 @@ for _commands in (
     model_commands,
     serve_commands,
     instance_commands,
+    retry_commands,
     run_commands,
     chat_commands,
     look_commands,
+    node_commands,
+    standby_commands,
     bench_commands,
     demo_commands,
 ):

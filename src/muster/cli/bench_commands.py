@@ -1,4 +1,4 @@
-"""The commands that measure: `bench formation` and `bench serve`."""
+"""The commands that measure: `bench formation`, `bench serve`, `bench recovery` and `bench soak`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 #: As `muster.bench.samples.PARTS`, which `muster --help` need not import.
 _SERVE_PARTS = ("throughput", "latency", "start", "idle", "soak", "prefix")
+#: As `muster.bench.recovery_figures.PARTS`.
+_RECOVERY_PARTS = ("rank-kill", "rank-stop", "cut", "coordinator-kill", "worker-kill", "log", "peer")
 
 T = TypeVar("T")
 
@@ -25,11 +27,13 @@ def register(app: typer.Typer) -> None:
     """Add the commands to the application."""
     bench = typer.Typer(
         name="bench",
-        help="Measure muster beside its peers, on a cluster of its own. Exits 0 whether or not the bars hold.",
+        help="Measure muster beside its peers, on a cluster of its own. All but soak exit 0 whether or not bars hold.",
         no_args_is_help=True,
     )
     bench.command("formation")(formation)
     bench.command("serve")(serve)
+    bench.command("recovery")(recovery)
+    bench.command("soak")(soak)
     app.add_typer(bench)
 
 
@@ -76,9 +80,56 @@ def serve(
     _report(lambda directory, say: measure(settings, directory, say), json=json, output=output)
 
 
+def recovery(
+    rounds: Annotated[int, typer.Option(help="Times that each thing is broken.", min=1, max=1000)] = 20,
+    kills: Annotated[int, typer.Option(help="Kills of the coordinator under churn.", min=1, max=10_000)] = 200,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Only this part; again for more. One of: {', '.join(_RECOVERY_PARTS)}.", metavar="PART"),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the moments of those kills, to see the same ones again.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the report to this file, too, as JSON.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="One round of each, and short clocks.")] = False,
+) -> None:
+    """How fast muster notices what dies, hangs or is cut off, and how fast it is whole again; half an hour.
+
+    A rank of the demo model is killed and stopped while it answers, a node is cut off, a worker and the coordinator
+    are killed; each round looks at the cause that is told, too. Beside it mlx.launch, once, with a rank killed.
+    """
+    import msgspec
+
+    from muster.bench.recovery import QUICK, RecoverySettings, measure
+
+    for part in only or ():
+        parse_choice("--only", part, _RECOVERY_PARTS)
+    settings = QUICK if quick else RecoverySettings(rounds=rounds, kills=kills)
+    chosen = tuple(part for part in settings.parts if not only or part in only)
+    settings = msgspec.structs.replace(settings, seed=seed, parts=chosen)
+    _report(lambda directory, say: measure(settings, directory, say), json=json, output=output)
+
+
+def soak(
+    minutes: Annotated[float, typer.Option(help="How long.", min=0.2, max=10_080)] = 15.0,
+    seed: Annotated[int | None, typer.Option(help="Of what is killed, to have the same again.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the report to this file, too, as JSON.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Create, use, kill and delete for minutes while clients ask without pause. Exits 1 when a promise is broken.
+
+    Ranks, workers and now and then the coordinator are killed. No request may end without an answer or an error,
+    nothing may grow, and nothing may be left.
+    """
+    from muster.bench.churn import ChurnSettings, run_churn
+
+    settings = ChurnSettings(seconds=60 * minutes, seed=seed)
+    report = _report(lambda directory, say: run_churn(settings, directory, say), json=json, output=output)
+    raise typer.Exit(int(any(one.holds is False for one in report.figures)))
+
+
 def _report(
     measure: Callable[[Path, Callable[[str], None]], Awaitable[Report]], *, json: bool, output: Path | None
-) -> None:
+) -> Report:
     """Measure in a directory of its own and print what was found. A signal ends it, and leaves nothing behind.
 
     Raises:
@@ -101,6 +152,7 @@ def _report(
         typer.echo(report.to_json())
     else:
         Console().print(render(report))
+    return report
 
 
 async def _stoppable(work: Callable[[], Awaitable[T]]) -> T:

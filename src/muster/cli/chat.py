@@ -5,22 +5,16 @@ from __future__ import annotations
 import time
 from typing import Any, Protocol
 
-import anyio
 import msgspec
 
 from muster.bus import ControlClient
-from muster.cli.client import generation, knock
-from muster.cli.errors import bare_errors
-from muster.errors import RequestError, UnreachableError
-from muster.protocol import Chunk, Done, Generate, Hello, Prefilled, Started, Welcome
+from muster.cli.asking import generation
+from muster.errors import RequestError
+from muster.protocol import Generate
+from muster.replies import Chunk, Done, Prefilled, Started
 from muster.sampling import Message, SamplingParams
 from muster.spec import ModelWorkload
 from muster.state import Broken, Deleting, Running, State
-
-#: Between two looks whether the coordinator is still there, while an answer is awaited.
-_WATCH_SECONDS = 2.0
-#: A machine that computes an answer may be slow at all else.
-_HELLO_SECONDS = 20.0
 
 
 class ChatSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,37 +121,11 @@ async def ask(client: ControlClient, request: Generate, answer: Answer, screen: 
 
     Raises:
         RefusedError: the coordinator or rank 0 refused it, or the instance ended meanwhile.
-        UnreachableError: nothing came for so long, or the coordinator is gone, or it was started again.
+        UnreachableError: nothing came for so long, or the coordinator is gone and does not come back.
+        AnswerLostError: the coordinator ended after the first token.
         ProtocolError: something else came.
     """
-    with bare_errors():
-        async with anyio.create_task_group() as group:
-            group.start_soon(_watch, client)
-            await _stream(client, request, answer, screen, silence_seconds)
-            group.cancel_scope.cancel()
 
-
-async def _watch(client: ControlClient) -> None:
-    """See that the coordinator that was asked is still there: a new one does not know what an old one was asked.
-
-    Raises:
-        UnreachableError: it is not.
-    """
-    boot: str | None = None
-    while True:
-        await knock(client.endpoint)
-        welcome = await client.ask(Hello(), _HELLO_SECONDS, Welcome)
-        boot = boot or welcome.coordinator_boot
-        if welcome.coordinator_boot != boot:
-            raise UnreachableError(
-                f"the coordinator at {client.endpoint} was started again, and this answer is lost", remedy="Ask again."
-            )
-        await anyio.sleep(_WATCH_SECONDS)
-
-
-async def _stream(
-    client: ControlClient, request: Generate, answer: Answer, screen: Screen, silence_seconds: float
-) -> None:
     def take(piece: Started | Prefilled | Chunk) -> None:
         match piece:
             case Started():

@@ -15,11 +15,12 @@ import anyio.abc
 import msgspec
 
 from muster import paths
-from muster.bus import ControlClient, parse_endpoint
+from muster.bus import ControlClient, parse_endpoints
 from muster.cli.chat import Answer, ChatSettings, Choice, Conversation, ask, choices, chosen, no_models
 from muster.cli.chat_prompt import LineEditor
-from muster.cli.client import knock, view
+from muster.cli.client import view
 from muster.cli.errors import InterruptedBySignalError, bare_errors, show_error
+from muster.cli.reaching import reach
 from muster.errors import MusterError
 from muster.state import State
 
@@ -82,14 +83,14 @@ def run_terminal(address: str, settings: ChatSettings) -> int:
 
 
 async def _run(address: str, settings: ChatSettings, editor: Editor) -> int:
-    endpoint = parse_endpoint(address)
+    endpoints = parse_endpoints(address)
     interrupts = Interrupts()
     with bare_errors():
         # The client stays outside of what a signal cancels: telling the runner to stop still needs it.
-        async with anyio.create_task_group() as group, ControlClient(endpoint) as client:
+        async with anyio.create_task_group() as group, ControlClient(endpoints) as client:
             await group.start(interrupts.watch)
             with interrupts.whole:
-                await knock(endpoint)
+                await reach(client)
                 choice = await _choose((await view(client)).state, settings.model, editor)
                 if choice is not None:
                     _greet(choice)

@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import cast
 
 import msgspec
 
-from muster.cli.render import memory_in_use_bytes, node_state, ranks_in_use, workload_text
+from muster.cli.render import budget_left, workload_text
+from muster.cli.render_nodes import duty_name, faults, memory_in_use_bytes, node_state, ranks_in_use
 from muster.events import Envelope, Unknown, kind_of
 from muster.protocol import Beat
+from muster.replies import NodeClock
 from muster.spec import Failure, NodeId
-from muster.state import Broken, Failed, Gone, Instance, Node, Rank, Ready, State, status_name
+from muster.state import (
+    Aside,
+    Broken,
+    Draining,
+    Ending,
+    Failed,
+    Gone,
+    Instance,
+    Node,
+    Rank,
+    Ready,
+    State,
+    counted_failures,
+    status_name,
+    takes_instances,
+)
 
 Document = dict[str, object]
 
@@ -40,6 +58,7 @@ def instance_summary(instance: Instance) -> Document:
         "name": instance.spec.name,
         "workload": workload_text(instance.spec),
         "state": status_name(instance.status),
+        "reason": instance.status.reason if isinstance(instance.status, Ending) else None,
         "ranks": len(instance.ranks),
         "ranks_ready": sum(isinstance(rank.state, Ready) for rank in instance.ranks),
         "nodes": [rank.node for rank in instance.ranks],
@@ -47,19 +66,25 @@ def instance_summary(instance: Instance) -> Document:
         "attempt": instance.attempt,
         "created_ns": instance.created_ns,
         "since_ns": instance.since_ns,
+        "retry_at_ns": instance.status.retry_at_ns if isinstance(instance.status, Broken) else None,
         "failure": None if failure is None else failure_document(failure),
     }
 
 
-def instance_document(instance: Instance, events: Iterable[Envelope]) -> Document:
+def instance_document(instance: Instance, events: Iterable[Envelope], now_ns: int | None = None) -> Document:
     """One instance, as `muster describe --json` shows it."""
-    retry = instance.status.retry_at_ns if isinstance(instance.status, Broken) else None
     return {
         **instance_summary(instance),
         "spec": plain(instance.spec),
         "failed_attempts": instance.failed_attempts,
-        "retry_at_ns": retry,
-        "ranks": [rank_document(rank) for rank in instance.ranks],
+        "ranks": [
+            {
+                **rank_document(rank),
+                "blamed": counted_failures(instance, rank.rank, now_ns or time.time_ns()),
+                "retries_left": budget_left(instance, rank.rank, now_ns),
+            }
+            for rank in instance.ranks
+        ],
         "failures": [failure_document(failure) for failure in instance.failures],
         "events": [event_document(envelope) for envelope in events],
     }
@@ -88,14 +113,27 @@ def failure_document(failure: Failure) -> Document:
     return {**cast("Document", plain(failure)), "sentence": failure.sentence()}
 
 
-def node_document(state: State, node: Node, beats: Mapping[NodeId, Beat]) -> Document:
+def node_document(
+    state: State,
+    node: Node,
+    beats: Mapping[NodeId, Beat],
+    clocks: Iterable[NodeClock] = (),
+    now_ns: int | None = None,
+) -> Document:
     """One node, as `muster nodes --json` lists it. What a heartbeat carries is null while there is none."""
-    info = node.info
+    info, duty = node.info, node.duty
     beat = beats.get(info.node) if node.lost is None else None
+    offset = next((found for found in clocks if found.node == info.node and node.lost is None), None)
+    on_duty = duty.reason if isinstance(duty, Draining | Aside) else None
     return {
         "node": info.node,
         "state": node_state(node),
-        "reason": node.lost,
+        "reason": node.lost or node.suspect or on_duty,
+        "remedy": (duty.remedy or None) if isinstance(duty, Aside) else None,
+        "duty": duty_name(node),
+        "until_ns": duty.until_ns if isinstance(duty, Aside) else None,
+        "takes_instances": takes_instances(node),
+        "faults": faults(node, now_ns),
         "since_ns": node.since_ns,
         "hostname": info.hostname,
         "pid": info.pid,
@@ -110,6 +148,8 @@ def node_document(state: State, node: Node, beats: Mapping[NodeId, Beat]) -> Doc
         "worker_memory_bytes": None if beat is None else beat.memory_used_bytes,
         "warm_runners": None if beat is None else beat.warm_runners,
         "warm_runner_memory_bytes": None if beat is None else beat.warm_memory_bytes,
+        "clock_offset_ns": None if offset is None else offset.offset_ns,
+        "clock_error_ns": None if offset is None else offset.error_ns,
     }
 
 
@@ -120,6 +160,7 @@ def event_document(envelope: Envelope) -> Document:
         "sequence": envelope.sequence,
         "time_ns": envelope.time_ns,
         "time": datetime.fromtimestamp(envelope.time_ns / 1e9, UTC).isoformat(timespec="milliseconds"),
+        "happened_ns": None if envelope.report is None else envelope.report.happened_ns or None,
         "origin": envelope.origin,
         "cause": envelope.cause,
         "kind": kind_of(event),

@@ -16,7 +16,8 @@ from muster.cli.instance_commands import remove
 from muster.cli.log_reading import read_output, stream_output
 from muster.cli.watch import Watcher, is_over, watching
 from muster.errors import RequestError, UnreachableError
-from muster.protocol import Create, Created, OutputLine
+from muster.protocol import Create
+from muster.replies import Created, OutputLine
 from muster.spec import InstanceId
 from muster.state import Broken, Instance
 

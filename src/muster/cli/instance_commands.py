@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -30,19 +30,13 @@ from muster.errors import RequestError
 
 if TYPE_CHECKING:
     from muster.bus import ControlClient
+    from muster.cli.waiting import Waiting
     from muster.protocol import Create
     from muster.spec import InstanceId, InstanceSpec, Workload
 
 _MODELS_RESTART = "on-failure:5"
 #: A group of one has nobody to talk to.
 _GROUP_RANKS = 2
-
-
-class _Waiting(NamedTuple):
-    """How long to wait for what was created, and whether to be silent meanwhile."""
-
-    seconds: float | None
-    quiet: bool
 
 
 def register(app: typer.Typer) -> None:
@@ -121,6 +115,7 @@ def create(
     rank; with 1 and the cause when the last attempt has failed, or when --wait-seconds are over.
     --json prints {"instance", "sequence"}, and with --wait the keys of `muster ps --json`.
     """
+    from muster.cli.waiting import Waiting
     from muster.spec import InstanceSpec, NeverRestart
 
     check_positive("--timeout", timeout)
@@ -150,7 +145,7 @@ def create(
             deadlines=parse_deadlines(deadline),
             memory_bytes=None if memory is None else int(memory * 2**30),
         )
-    waiting = _Waiting(seconds=wait_seconds, quiet=quiet) if wait or wait_seconds is not None else None
+    waiting = Waiting(seconds=wait_seconds, quiet=quiet) if wait or wait_seconds is not None else None
     _create(coordinator, spec, waiting, json)
 
 
@@ -222,10 +217,11 @@ def _model(text: str) -> str:
     return absolute(path) if is_path else text
 
 
-def _create(coordinator: str, spec: InstanceSpec, waiting: _Waiting | None, json: bool) -> None:
+def _create(coordinator: str, spec: InstanceSpec, waiting: Waiting | None, json: bool) -> None:
     from muster.cli import documents
     from muster.cli.client import CALL_SECONDS, run
-    from muster.protocol import Create, Created
+    from muster.protocol import Create
+    from muster.replies import Created
 
     request = Create(spec=spec, key=secrets.token_hex(8))
 
@@ -242,19 +238,14 @@ def _create(coordinator: str, spec: InstanceSpec, waiting: _Waiting | None, json
     raise typer.Exit(run(coordinator, work))
 
 
-async def _create_and_wait(client: ControlClient, request: Create, waiting: _Waiting, json: bool) -> int:
-    import anyio
-
+async def _create_and_wait(client: ControlClient, request: Create, waiting: Waiting, json: bool) -> int:
     from muster.cli import documents
-    from muster.cli.client import CALL_SECONDS, view
-    from muster.cli.errors import EXIT_FAILED, show_failure, show_note
-    from muster.cli.watch import Quiet, Seen, display, doing, is_awaited, watching
-    from muster.protocol import Created
-    from muster.spec import ScriptWorkload
-    from muster.state import Broken
+    from muster.cli.client import CALL_SECONDS
+    from muster.cli.waiting import conclude, goal_of, until_awaited
+    from muster.cli.watch import watching
+    from muster.replies import Created
 
-    goal = "finished" if isinstance(request.spec.workload, ScriptWorkload) else "ready"
-    shown = Quiet() if waiting.quiet else display()
+    shown = waiting.display()
     async with watching(client, shown) as watcher:
         created = await client.ask(request, CALL_SECONDS, Created)
         name = created.instance
@@ -262,27 +253,11 @@ async def _create_and_wait(client: ControlClient, request: Create, waiting: _Wai
             typer.echo(name)
         if not waiting.quiet:
             watcher.shown.add(name)
-        with shown, anyio.move_on_after(waiting.seconds):
-            await watcher.until(lambda state: state.sequence >= created.sequence and is_awaited(state, name))
-        state = watcher.state
-    if state.sequence < created.sequence:  # so little time that its creation was not even seen
-        state = (await view(client)).state
-    instance = state.instances.get(name)
-    if instance is None:
-        show_note(f"{name} was deleted before it was {goal}")
-        return EXIT_FAILED
-    if json:
-        documents.write(documents.instance_summary(instance))
-    if not is_awaited(state, name):
-        seen = Seen(instance=instance)
-        ranks = (f"rank {rank.rank} on {rank.node} is {doing(seen, rank.rank)}" for rank in instance.ranks)
-        show_note(f"{name} is not {goal} after {waiting.seconds:g} s: {'; '.join(ranks)}")
-        show_note(f"it goes on; see `muster describe {name}`, or end it with `muster delete {name}`")
-        return EXIT_FAILED
-    if isinstance(instance.status, Broken):
-        show_failure(instance.status.failure)
-        return EXIT_FAILED
-    return 0
+        with shown:
+            state = await until_awaited(client, watcher, [name], created.sequence, waiting.seconds)
+    if json and name in state.instances:
+        documents.write(documents.instance_summary(state.instances[name]))
+    return conclude(state, name, goal_of(request.spec), waiting)
 
 
 def delete(
@@ -301,7 +276,7 @@ def delete(
     them off, also those of a deletion that is under way.
     """
     from muster.cli.client import run, view
-    from muster.coordinator.intake import find
+    from muster.coordinator.find import find
 
     check_positive("--wait-seconds", wait_seconds)
     if every == bool(instances):
@@ -330,7 +305,8 @@ async def remove(
     from muster.cli.client import CALL_SECONDS
     from muster.cli.errors import EXIT_FAILED, show_note
     from muster.cli.watch import left_over, watching
-    from muster.protocol import Accepted, Delete
+    from muster.protocol import Delete
+    from muster.replies import Accepted
 
     last = 0
     for name in instances:

@@ -11,11 +11,12 @@ from muster.bus import Applied, ControlClient, Disconnected, Follower, RefusedEr
 from muster.cli.client import CALL_SECONDS, query_all, view
 from muster.cli.errors import show_note
 from muster.cli.watch import is_over
-from muster.coordinator.intake import find
+from muster.coordinator.find import find
 from muster.errors import RequestError
 from muster.eventlog.api import index_of
 from muster.events import EVENT_TYPES, Envelope, InstanceCreated, decode_envelope
-from muster.protocol import Found, OutputLine, Outputs, Query, ReadOutput
+from muster.protocol import Query, ReadOutput
+from muster.replies import Found, OutputLine, Outputs
 from muster.spec import InstanceId, NodeId
 
 #: How long the coordinator may hold an answer back until something is printed.

@@ -47,8 +47,9 @@ def ps(
 ) -> None:
     """List the instances.
 
-    --json prints a list of maps: instance, name, workload, state (starting, ready, failed, finished, deleting), ranks,
-    ranks_ready, nodes (by rank), backend, attempt, created_ns, since_ns, failure (null, or kind, message, remedy, …).
+    --json prints a list of maps: instance, name, workload, state (starting, ready, ending, failed, finished, deleting),
+    reason (why its attempt is ended, though nothing failed), ranks, ranks_ready, nodes (by rank), backend, attempt,
+    created_ns, since_ns, retry_at_ns, failure (null, or kind, message, remedy, …).
     """
     from muster.cli import documents, render
     from muster.state import Finished
@@ -77,26 +78,33 @@ def nodes(
 ) -> None:
     """List the nodes, with what they have and what is in use.
 
-    RESERVED OF BUDGET is the memory given to instances, of what the node may give. A node is `stopped` when its worker
-    was stopped on purpose, `lost` when it fell silent or was replaced.
+    RESERVED OF BUDGET is the memory given to instances, of what the node may give. FAULTS are the failures of the last
+    ten minutes that are blamed on the node.
 
-    --json prints a list of maps: node, state (alive, stopped, lost), reason, since_ns, hostname, pid, addresses,
-    backends, versions, ranks, max_ranks, memory_bytes, memory_in_use_bytes, memory_available_bytes,
-    worker_memory_bytes, warm_runners, warm_runner_memory_bytes.
+    A node is `stopped` when its worker was stopped on purpose, `lost` when it fell silent or was replaced, `suspect`
+    when it is late with its heartbeat, `draining` when an operator wants it empty, and `set aside` when it failed too
+    often, or has something left that cannot be ended. Only a node that is `ready` is given anything new; one that is
+    set aside for its failures also what asks for it by name (--nodes).
+
+    --json prints a list of maps: node, state, reason, remedy, duty (serving, draining, set aside), until_ns (when one
+    that is set aside is tried again), takes_instances, faults, since_ns, hostname, pid, addresses, backends, versions,
+    ranks, max_ranks, memory_bytes, memory_in_use_bytes, memory_available_bytes, worker_memory_bytes, warm_runners,
+    warm_runner_memory_bytes, clock_offset_ns (how far its clock is ahead of the coordinator's), clock_error_ns.
     """
     from muster.cli import documents, render
+    from muster.cli.render_nodes import nodes_table
 
     seen = _view(coordinator)
     beats = {beat.node: beat for beat in seen.beats}
     known = [node for _, node in sorted(seen.state.nodes.items())]
     if json:
-        documents.write([documents.node_document(seen.state, node, beats) for node in known])
+        documents.write([documents.node_document(seen.state, node, beats, seen.clocks) for node in known])
         return
     if known:
-        render.console().print(render.nodes_table(seen.state, beats, wide=wide))
+        render.console().print(nodes_table(seen.state, beats, wide=wide, clocks=seen.clocks))
     else:
         typer.echo("No nodes. Start a worker on each: muster worker --join HOST[:PORT]", err=True)
-    typer.echo(f"coordinator: {render.size(seen.memory_bytes)}, its log: {render.size(seen.log_bytes)}", err=True)
+    typer.echo(render.coordinator_text(seen.memory_bytes, seen.log_bytes, seen.fenced), err=True)
 
 
 def describe(
@@ -104,14 +112,18 @@ def describe(
 ) -> None:
     """Everything about one instance: spec, ranks, failures with remedy and log, last events.
 
-    --json prints one map: the keys of `muster ps --json`, with ranks as a list of maps, and spec, failed_attempts,
-    retry_at_ns, failures, events.
+    BLAMED counts the failed attempts that a rank is to blame for, RETRIES LEFT what its restart policy still forgives.
+
+    --json prints one map: the keys of `muster ps --json`, with ranks as a list of maps (with blamed, and retries_left:
+    null where failures are never forgiven), and spec, failed_attempts, failures, events.
     """
     from muster.cli import documents, render
     from muster.cli.client import CALL_SECONDS, run, view
-    from muster.coordinator.intake import find
+    from muster.cli.render_events import event_line
+    from muster.coordinator.find import find
     from muster.events import decode_envelope
-    from muster.protocol import Found, Query
+    from muster.protocol import Query
+    from muster.replies import Found
 
     async def ask(client: ControlClient) -> tuple[Instance, list[Envelope]]:
         found = find((await view(client)).state, instance)
@@ -123,7 +135,7 @@ def describe(
     if json:
         documents.write(documents.instance_document(found, last))
     else:
-        render.console().print(render.instance_details(found, last))
+        render.console().print(render.instance_details(found, [event_line(envelope) for envelope in last]))
 
 
 def events(
@@ -141,11 +153,13 @@ def events(
 ) -> None:
     """Show the event log.
 
-    --json prints one map per line: sequence, time_ns, time, origin, cause, kind, event (with its own fields).
+    --json prints one map per line: sequence, time_ns, time, happened_ns (null, or when it happened, where that is
+    known), origin, cause, kind, event (with its own fields).
     """
     from muster.cli import documents, render
     from muster.cli.client import run
     from muster.cli.log_reading import follow_events, instance_id, note_unknown_node, parse_kinds, read_events
+    from muster.cli.render_events import event_line
     from muster.protocol import Query
     from muster.spec import NodeId
 
@@ -160,7 +174,7 @@ def events(
         if json:
             documents.write(documents.event_document(envelope), pretty=False)
         else:
-            console.print(render.event_line(envelope))
+            console.print(event_line(envelope))
             sys.stdout.flush()
 
     async def work(client: ControlClient) -> None:
@@ -188,7 +202,7 @@ def trace(
     """Show how an attempt went: per rank, phase by phase, with durations and what waited for whom.
 
     Also of instances that are deleted. --json prints one map: instance, attempt, started_ns, ended_ns, outcome,
-    failure, and spans (rank, node, name, start_ns, end_ns, waited_for, waited_ns, failure).
+    failure, and spans (rank, node, name, start_ns, end_ns, waited_for, waited_ns, delay_ns, failure).
     """
     from muster.cli import documents, render
     from muster.cli.client import query_all, run
@@ -233,9 +247,9 @@ def logs(
     from muster.cli.client import run, view
     from muster.cli.errors import show_note
     from muster.cli.log_reading import follow_output, read_output
-    from muster.coordinator.intake import find
+    from muster.coordinator.find import find
     from muster.errors import RequestError
-    from muster.protocol import OutputLine
+    from muster.replies import OutputLine
 
     if rank is not None and rank < 0:
         raise RequestError(f"--rank is {rank}", remedy="Ranks count from 0.")

@@ -29,14 +29,26 @@ _UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 def _complete_instance(context: typer.Context, incomplete: str) -> list[str]:
     from muster.cli.client import instance_names
 
-    address = context.params.get("coordinator") or os.environ.get(paths.COORDINATOR_VARIABLE) or DEFAULT_ADDRESS
-    return instance_names(str(address), incomplete)
+    return instance_names(_address_of(context), incomplete)
+
+
+def _complete_node(context: typer.Context, incomplete: str) -> list[str]:
+    from muster.cli.client import node_names
+
+    return node_names(_address_of(context), incomplete)
+
+
+def _address_of(context: typer.Context) -> str:
+    return str(context.params.get("coordinator") or os.environ.get(paths.COORDINATOR_VARIABLE) or DEFAULT_ADDRESS)
 
 
 CoordinatorOption = Annotated[
     str,
     typer.Option(
-        "--coordinator", envvar=paths.COORDINATOR_VARIABLE, help="The coordinator's address.", metavar="HOST[:PORT]"
+        "--coordinator",
+        envvar=paths.COORDINATOR_VARIABLE,
+        help="The coordinator's address, and its standby's after a comma.",
+        metavar="HOST[:PORT][,…]",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
@@ -59,6 +71,10 @@ InstancesArgument = Annotated[
     typer.Argument(
         help="Ids, names, or beginnings of ids.", metavar="[INSTANCE]...", autocompletion=_complete_instance
     ),
+]
+NodesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(help="Nodes; see: muster nodes", metavar="NODE", autocompletion=_complete_node),
 ]
 NodesOption = Annotated[
     str | None, typer.Option("--nodes", help="Only these nodes, in the order of the ranks.", metavar="A,B,…")

@@ -15,7 +15,10 @@ from loguru import logger
 from muster.api.settings import ApiSettings
 from muster.bus import Endpoint
 from muster.cli.errors import bare_errors
+from muster.coordinator.role import Member, Partners
 from muster.coordinator.service import Coordinator, CoordinatorSettings
+from muster.coordinator.witness import Witness, WitnessSettings
+from muster.errors import PortError
 from muster.local import Reached
 from muster.spec import NodeInfo
 from muster.worker.service import Worker, WorkerSettings
@@ -64,30 +67,82 @@ async def until_told(attendance: Attendance, stop: Callable[[], None]) -> None:
                 return
 
 
-async def run_coordinator(settings: CoordinatorSettings, attendance: Attendance, api: ApiSettings | None) -> None:
-    """Serve as the coordinator until told to stop, over HTTP too where there are settings for it.
+async def run_coordinator(
+    settings: CoordinatorSettings, partners: Partners, attendance: Attendance, api: ApiSettings | None
+) -> None:
+    """Serve as the coordinator, or as a standby, until told to stop, over HTTP too where there are settings for it.
+
+    A standby serves HTTP once it has taken over.
 
     Raises:
+        OtherLeadsError: another coordinator leads, and this one was not told to follow it.
         PortError: a port is taken, or a host is no address of this machine.
     """
-    coordinator = Coordinator(settings)
+    member = Member(settings, partners)
     stop = anyio.Event()
     with bare_errors():
         async with anyio.create_task_group() as group:
-            group.start_soon(until_told, attendance, stop.set)
-            control: int = await group.start(coordinator.run)
+            begun = False
+
+            def end() -> None:
+                stop.set()
+                if not begun:  # a first vote may be long in coming
+                    group.cancel_scope.cancel()
+
+            group.start_soon(until_told, attendance, end)
+            leads: bool = await group.start(member.run)
+            begun = True
+            control = member.coordinator.control_port
             logger.info("coordinator on {}:{}, log in {}", settings.host, control, settings.directory)
             # Ends before the coordinator does: requests under way still have somebody to cancel them.
             async with anyio.create_task_group() as front:
-                http = None if api is None else await _serve_http(coordinator, api, front)
-                coordinator.http_port = http
-                reached = _announce(settings.host, control, api, http)
-                if attendance.ready_file is not None:
-                    reached = msgspec.structs.replace(reached, generation_port=coordinator.generation_port)
-                    publish_ready(attendance.ready_file, msgspec.json.encode(reached).decode())
+                front.start_soon(_serve_front, member, settings, attendance, api, leads)
                 await stop.wait()
                 front.cancel_scope.cancel()
             group.cancel_scope.cancel()
+
+
+async def _serve_front(
+    member: Member, settings: CoordinatorSettings, attendance: Attendance, api: ApiSettings | None, leads: bool
+) -> None:
+    """Say where the coordinator is, and serve HTTP once it leads."""
+    coordinator = member.coordinator
+    async with anyio.create_task_group() as group:
+        if not leads:
+            _publish(attendance, coordinator, _announce(settings.host, coordinator.control_port, None, None))
+            await member.activated.wait()
+        http = None
+        if api is not None:
+            try:
+                http = await _serve_http(coordinator, api, group)
+            except PortError as error:
+                if leads:
+                    raise
+                logger.error("this coordinator leads without HTTP: {}", error)
+        coordinator.http_port = http
+        _publish(attendance, coordinator, _announce(settings.host, coordinator.control_port, api, http))
+
+
+def _publish(attendance: Attendance, coordinator: Coordinator, reached: Reached) -> None:
+    if attendance.ready_file is not None:
+        reached = msgspec.structs.replace(reached, generation_port=coordinator.generation_port)
+        publish_ready(attendance.ready_file, msgspec.json.encode(reached).decode())
+
+
+async def run_witness(settings: WitnessSettings, attendance: Attendance) -> None:
+    """Vote between coordinators until told to stop.
+
+    Raises:
+        PortError: the port is taken, or the host is no address of this machine.
+    """
+    with bare_errors():
+        async with anyio.create_task_group() as group:
+            group.start_soon(until_told, attendance, group.cancel_scope.cancel)
+            port: int = await group.start(Witness(settings).run)
+            logger.info("witness on {}:{}, votes in {}", settings.host, port, settings.directory)
+            if attendance.ready_file is not None:
+                reached = Reached(control=Endpoint(reachable(settings.host), port).url)
+                publish_ready(attendance.ready_file, msgspec.json.encode(reached).decode())
 
 
 async def _serve_http(coordinator: Coordinator, api: ApiSettings, group: anyio.abc.TaskGroup) -> int:

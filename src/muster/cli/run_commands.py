@@ -29,7 +29,7 @@ from muster.errors import RequestError
 
 if TYPE_CHECKING:
     from muster.bus import ControlClient
-    from muster.protocol import Chunk, Done
+    from muster.replies import Chunk, Done
 
 
 _PROMPT_HELP = "What to ask; `-` reads it from standard input, without the newline at its end."
@@ -107,8 +107,10 @@ def generate(
     tool_calls where there are any, reason (stop, length, tool_calls, cancelled), prompt_tokens, cached_tokens,
     completion_tokens, seconds_to_first_token, seconds.
     """
-    from muster.cli.client import generation, run
-    from muster.protocol import Chunk, Generate, Prefilled, Started
+    from muster.cli.asking import generation
+    from muster.cli.client import run
+    from muster.protocol import Generate
+    from muster.replies import Chunk, Prefilled, Started
     from muster.sampling import Message, SamplingParams
 
     check_positive("--timeout", timeout)

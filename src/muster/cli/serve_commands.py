@@ -35,6 +35,31 @@ ApiKey = Annotated[
     str | None,
     typer.Option(help="Key that HTTP clients must send.", envvar="MUSTER_API_KEY", show_envvar=True),
 ]
+StandbyOf = Annotated[
+    str | None,
+    typer.Option(
+        envvar="MUSTER_STANDBY_OF",
+        help="Follow the coordinator there, and take over when told to.",
+        metavar="HOST[:PORT]",
+    ),
+]
+Peer = Annotated[
+    str | None,
+    typer.Option(
+        envvar="MUSTER_PEER",
+        help="This coordinator's standby: do not lead where that one does.",
+        metavar="HOST[:PORT]",
+    ),
+]
+WitnessAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--witness",
+        envvar="MUSTER_WITNESS",
+        help="A third vote, with which a standby takes over by itself.",
+        metavar="HOST[:PORT]",
+    ),
+]
 ReadyFile = Annotated[Path | None, typer.Option(help="Written once the process is up.", hidden=True)]
 
 
@@ -104,15 +129,26 @@ def coordinator(
     directory: Annotated[Path | None, typer.Option(help="Where the event log is.")] = None,
     heartbeat: Annotated[float, typer.Option(help="Seconds between heartbeats.", min=0.05, max=60)] = 1.0,
     lease: Annotated[float, typer.Option(help="Seconds of silence that make a node lost.", min=0.2, max=3600)] = 5.0,
+    standby_of: StandbyOf = None,
+    peer: Peer = None,
+    witness: WitnessAddress = None,
     log_level: LogLevel = "info",
     generation_port: Annotated[int, typer.Option(hidden=True)] = 0,
     ready_file: ReadyFile = None,
     stop_with_stdin: StopWithStdin = False,
 ) -> None:
-    """Run the coordinator: it owns the event log, places instances and publishes events."""
+    """Run the coordinator: it owns the event log, places instances and publishes events.
+
+    A second one, with --standby-of, follows it and takes over when told to (`muster promote`) or, where both have a
+    --witness, by itself. With --peer the first one does not lead where the second one took over; with both options it
+    then becomes the standby.
+    """
     import anyio
 
+    from muster.bus import parse_endpoint
     from muster.cli.processes import Attendance, configure_logs, run_coordinator
+    from muster.cli.standby_commands import DEFAULT_WITNESS_PORT
+    from muster.coordinator.role import Partners
     from muster.coordinator.service import CoordinatorSettings
     from muster.lifecycle import Settings
 
@@ -125,12 +161,25 @@ def coordinator(
         generation_port=generation_port or (port + 2 if port else 0),
         clocks=Settings(heartbeat_seconds=heartbeat, lease_seconds=max(lease, 2 * heartbeat)),
     )
+    partners = Partners(
+        standby_of=parse_endpoint(standby_of) if standby_of is not None else None,
+        peer=parse_endpoint(peer) if peer is not None else None,
+        witness=parse_endpoint(witness, DEFAULT_WITNESS_PORT) if witness is not None else None,
+    )
+    if partners.peer is not None and partners.standby_of not in (None, partners.peer):
+        raise RequestError(
+            f"--peer is {peer} and --standby-of is {standby_of}", remedy="There are two coordinators: name the other."
+        )
     api = None if no_http else _api_settings(http_host or host, _http_port(http_port, port), http_name, api_key)
-    anyio.run(run_coordinator, settings, Attendance(ready_file=ready_file, stop_with_stdin=stop_with_stdin), api)
+    attendance = Attendance(ready_file=ready_file, stop_with_stdin=stop_with_stdin)
+    anyio.run(run_coordinator, settings, partners, attendance, api)
 
 
 def worker(
-    join: Annotated[str, typer.Option(help="The coordinator's address: HOST or HOST:PORT.", metavar="ADDRESS")],
+    join: Annotated[
+        str,
+        typer.Option(help="The coordinator's address, and its standby's after a comma.", metavar="HOST[:PORT][,…]"),
+    ],
     node_id: Annotated[str | None, typer.Option(help="Name of this node; by default the host's.")] = None,
     address: Annotated[
         list[str] | None, typer.Option(help="An address that other nodes dial; again for each further link.")
@@ -148,7 +197,7 @@ def worker(
     """Run the worker of this node: it joins the coordinator and runs the ranks given to it."""
     import anyio
 
-    from muster.bus import parse_endpoint
+    from muster.bus import parse_endpoints
     from muster.cli.processes import Attendance, configure_logs, run_worker
     from muster.spec import NodeId
     from muster.worker.pool import PoolSettings
@@ -159,7 +208,7 @@ def worker(
     name = node_id or re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname().split(".")[0])
     settings = WorkerSettings(
         node=NodeId(name),
-        coordinator=parse_endpoint(join),
+        coordinators=parse_endpoints(join),
         directory=directory or paths.worker_directory(name),
         addresses=tuple(address or ()),
         ports=parse_ports(ports) if ports is not None else None,

@@ -16,19 +16,21 @@ import anyio.abc
 import anyio.to_thread
 import msgspec
 
-from muster.bus import ControlClient, parse_endpoint
-from muster.cli.client import CALL_SECONDS, knock
+from muster.bus import ControlClient
+from muster.cli.client import CALL_SECONDS
 from muster.cli.errors import EXIT_FAILED, InterruptedBySignalError, bare_errors, show_failure, show_note
 from muster.cli.instance_commands import remove
 from muster.cli.options import DEFAULT_ADDRESS
 from muster.cli.processes import http_url
+from muster.cli.reaching import reach
 from muster.cli.serve_card import card
 from muster.cli.watch import Quiet, display, is_settled, watching
 from muster.errors import MusterError, PortError, UnreachableError
 from muster.local import LocalCluster
 from muster.model.files import inspect
 from muster.model.hub import resolve
-from muster.protocol import Accepted, Create, Created, Delete, Hello, Welcome
+from muster.protocol import Create, Delete, Hello
+from muster.replies import Accepted, Created, Welcome
 from muster.spec import InstanceSpec, ModelWorkload
 from muster.state import Broken, Deleting, Instance, Running
 
@@ -103,11 +105,11 @@ async def _run(settings: ServeSettings) -> int:
     with bare_errors():
         async with anyio.create_task_group() as group:
             await group.start(signals.watch)
-            async with _site(settings) as site, ControlClient(parse_endpoint(site.address)) as client:
+            async with _site(settings) as site, ControlClient(site.address) as client:
                 service = _Service(client, site, settings, signals, outcome)
                 # Site and client stay outside of what a signal cancels: the deletion still needs them.
                 with signals.scope:
-                    await knock(client.endpoint)
+                    await reach(client)
                     await service.run()
             group.cancel_scope.cancel()
     if signals.first is not None and not outcome.ready:
@@ -118,12 +120,11 @@ async def _run(settings: ServeSettings) -> int:
 @asynccontextmanager
 async def _site(settings: ServeSettings) -> AsyncGenerator[_Site]:
     if settings.join is not None:
-        endpoint = parse_endpoint(settings.join)
-        await knock(endpoint)
-        async with ControlClient(endpoint) as client:
+        async with ControlClient(settings.join) as client:
+            await reach(client)
             welcome = await client.ask(Hello(), CALL_SECONDS, Welcome)
         port = settings.http_port or welcome.http_port
-        yield _Site(settings.join, http_url(endpoint.host, port) if port is not None else "")
+        yield _Site(settings.join, http_url(client.endpoint.host, port) if port is not None else "")
         return
     control, http = _ports(settings.http_port)
     # The addresses of sockets are short, so the directory has to be, too.
@@ -233,7 +234,7 @@ class _Service:
         workload = self._settings.spec.workload
         assert isinstance(workload, ModelWorkload)
         own = self._site.cluster is not None
-        address = parse_endpoint(self._site.address)
+        address = self._client.endpoint
         usual = f"{address.host}:{address.port}" == DEFAULT_ADDRESS
         sys.stdout.write(
             card(

@@ -17,8 +17,22 @@ from muster.cli.errors import show_note
 from muster.cli.render import exit_text
 from muster.errors import MusterError
 from muster.protocol import Progress
-from muster.spec import InstanceId
-from muster.state import Broken, Finished, Gone, Instance, Running, State, all_gone, is_script, phase_of, status_name
+from muster.spec import InstanceId, Phase
+from muster.state import (
+    Broken,
+    Ending,
+    Finished,
+    Gone,
+    Instance,
+    Ready,
+    Running,
+    State,
+    all_gone,
+    is_script,
+    phase_of,
+    status_name,
+    wants_ranks,
+)
 
 #: How often progress within a phase, which has no events, is asked for.
 _PROGRESS_SECONDS = 0.3
@@ -84,6 +98,9 @@ def doing(seen: Seen, rank_number: int) -> str:
     rank = seen.instance.ranks[rank_number]
     if isinstance(rank.state, Gone):
         return "gone" if rank.state.exit_code is None else f"gone ({exit_text(rank.state.exit_code)})"
+    if not wants_ranks(seen.instance):
+        finishing = isinstance(rank.state, Ready) and getattr(seen.instance.status, "drain_seconds", 0.0) > 0
+        return "finishing its requests" if finishing else "stopping"
     phase = phase_of(seen.instance, rank)
     progress = seen.progress.get(rank_number)
     name = "ready" if status_name(rank.state) == "ready" else phase.value
@@ -103,27 +120,51 @@ async def watching(client: ControlClient, display: Display | None = None) -> Asy
         group.cancel_scope.cancel()
 
 
-class Watcher:
-    """The cluster's state, which `watching` keeps up to date.
+class Watched:
+    """The cluster's state as it changes, and what is said of the instances in `shown`, which may change at any time."""
 
-    `shown` are the instances whose progress is displayed; it may change at any time.
-    """
-
-    def __init__(self, client: ControlClient, follower: Follower, display: Display) -> None:
-        self._client = client
-        self._display = display
-        self._follower = follower
+    def __init__(self) -> None:
         self._changed = anyio.Event()
-        self._progress: dict[tuple[InstanceId, int, int], Progress] = {}
+        self._said: dict[InstanceId, tuple[int, str]] = {}
         self.state = State()
-        self.boot = ""  #: of the coordinator; another one has forgotten what ranks printed
         self.shown: set[InstanceId] = set()
-        self._failed: set[tuple[InstanceId, int]] = set()
 
     async def until(self, condition: Callable[[State], bool]) -> None:
         """Wait until the state is so."""
         while not condition(self.state):
             await self._changed.wait()
+
+    def take(self, state: State) -> None:
+        """Take a newer state: show what is new in it, and wake whoever waits for it."""
+        self.state = state
+        for instance in state.instances.values():
+            if instance.id in self.shown:
+                self.say_what_follows(instance)
+        self.draw()
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    def draw(self) -> None:
+        """Show the instances as they are now; here nothing is shown."""
+
+    def say_what_follows(self, instance: Instance) -> None:
+        """Say once why another attempt of the instance follows, where one does."""
+        text = _what_follows(instance)
+        if text and self._said.get(instance.id) != (instance.attempt, text):
+            self._said[instance.id] = (instance.attempt, text)
+            show_note(text)
+
+
+class Watcher(Watched):
+    """Keeps the state up to date from a coordinator, while `watching` runs."""
+
+    def __init__(self, client: ControlClient, follower: Follower, display: Display) -> None:
+        super().__init__()
+        self._client = client
+        self._display = display
+        self._follower = follower
+        self._progress: dict[tuple[InstanceId, int, int], Progress] = {}
+        self.boot = ""  #: of the coordinator; another one has forgotten what ranks printed
 
     async def follow(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         """Keep the state up to date; started once there is one."""
@@ -136,9 +177,9 @@ class Watcher:
                     if lost:
                         show_note("the coordinator is back")
                     lost = False
-                    self._take(state)
+                    self.take(state)
                 case Applied(state=state):
-                    self._take(state)
+                    self.take(state)
                 case Disconnected():
                     if not lost:
                         show_note("the coordinator does not answer; waiting for it")
@@ -147,19 +188,8 @@ class Watcher:
                 task_status.started()
                 started = True
 
-    def _take(self, state: State) -> None:
-        self.state = state
-        for instance in state.instances.values():
-            key = (instance.id, instance.attempt)
-            retried = isinstance(instance.status, Broken) and instance.status.retry_at_ns is not None
-            if retried and instance.id in self.shown and key not in self._failed:
-                self._failed.add(key)
-                _show_retry(instance)
-        self._show()
-        self._changed.set()
-        self._changed = anyio.Event()
-
-    def _show(self) -> None:
+    def draw(self) -> None:
+        """Show the instances with their progress."""
         for name in sorted(self.shown & set(self.state.instances)):
             instance = self.state.instances[name]
             mine = {
@@ -180,13 +210,20 @@ class Watcher:
             except MusterError:
                 continue  # the follower says when the coordinator is gone
             self._progress = {(p.instance, p.attempt, p.rank): p for beat in beats for p in beat.progress}
-            self._show()
+            self.draw()
 
 
-def _show_retry(instance: Instance) -> None:
-    failure = instance.failures[-1] if instance.failures else None
-    text = failure.sentence() if failure is not None else "failed"
-    show_note(f"{instance.id}: attempt {instance.attempt} failed: {text} It is tried again.")
+def _what_follows(instance: Instance) -> str:
+    """Why another attempt follows; "" where none does."""
+    match instance.status:
+        case Broken(failure=failure, retry_at_ns=int()) if failure.phase is Phase.PLACING:
+            return f"{instance.id} waits for a place: {failure.sentence()}"
+        case Broken(failure=failure, retry_at_ns=int()):
+            return f"{instance.id}: attempt {instance.attempt} failed: {failure.sentence()} It is tried again."
+        case Ending(reason=reason):
+            return f"{instance.id}: attempt {instance.attempt} is ended: {reason}. The next one follows."
+        case _:
+            return ""
 
 
 def is_settled(state: State, instance: InstanceId) -> bool:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import io
+
+from rich.console import Console, RenderableType
+
+from muster.events import Envelope, Event, encode_event
 from muster.spec import (
+    COORDINATOR,
     Address,
     BootId,
     Failure,
@@ -101,3 +107,15 @@ def state(*instances: Instance, nodes: tuple[Node, ...] = ()) -> State:
         nodes={item.info.node: item for item in nodes},
         instances={item.id: item for item in instances},
     )
+
+
+def envelope(event: Event) -> Envelope:
+    return Envelope(sequence=12, time_ns=NOW, origin=COORDINATOR, cause=3, body=encode_event(event))
+
+
+def text_of(renderable: RenderableType, width: int = 300) -> str:
+    """What is seen on a terminal of so many columns."""
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(renderable)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()

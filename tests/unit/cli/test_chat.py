@@ -7,22 +7,19 @@ import os
 import re
 import stat
 from pathlib import Path
-from typing import Any, cast
 
 import anyio
-import anyio.lowlevel
 import msgspec
 import pytest
 from cluster_states import FAILURE, ONE, instance, state
 
-from muster.bus import parse_endpoint
-from muster.cli.chat import Answer, ChatSettings, Conversation, ask, choices, chosen
+from muster.cli.chat import Answer, ChatSettings, Conversation, choices, chosen
 from muster.cli.chat_lines import lines_of, the_model
 from muster.cli.chat_terminal import TerminalScreen, clean, history_file
-from muster.errors import RequestError, UnreachableError
-from muster.protocol import AnyReply, AnyRequest, CancelGenerate, Done, Started, Welcome
+from muster.errors import RequestError
+from muster.replies import Done, Started
 from muster.sampling import SamplingParams
-from muster.spec import BootId, GroupWorkload, InstanceId, ModelWorkload
+from muster.spec import GroupWorkload, InstanceId, ModelWorkload
 from muster.state import Broken, Deleting, Instance, Starting
 
 DONE = Done(reason="stop", prompt_tokens=20, completion_tokens=11, seconds_to_first_token=0.5, seconds=1.5)
@@ -76,75 +73,6 @@ def test_an_answer_has_its_numbers_in_a_line() -> None:
     assert answer.sentence() == (
         "11 tokens (stop), the first after 0.50 s, 10 tokens/s, prompt 20 tokens, 16 of them cached"
     )
-
-
-# --- the coordinator meanwhile ------------------------------------------------------------------------------
-
-
-class Coordinators:
-    """Stands for the control client of a coordinator that is started again: its boots, one after the other."""
-
-    def __init__(self, *boots: str) -> None:
-        self.endpoint = parse_endpoint("127.0.0.1:5710")
-        self.sent: list[AnyRequest] = []
-        self._boots = iter(boots)
-
-    async def ask(self, request: AnyRequest, timeout_seconds: float, type: object) -> Welcome:
-        del request, timeout_seconds, type
-        await anyio.lowlevel.checkpoint()
-        return Welcome(
-            epoch="e",
-            coordinator_boot=BootId(next(self._boots)),
-            version="0",
-            state=msgspec.Raw(b""),
-            events_port=1,
-            generation_port=2,
-            heartbeat_seconds=1.0,
-            lease_seconds=5.0,
-        )
-
-    def stream(self, request: AnyRequest, *, timeout_seconds: float) -> Silence:
-        del request, timeout_seconds
-        return Silence()
-
-    def send(self, request: AnyRequest) -> None:
-        self.sent.append(request)
-
-
-class Silence:
-    """An answer of which nothing comes."""
-
-    id = 7
-
-    async def __aenter__(self) -> Silence:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        return None
-
-    def __aiter__(self) -> Silence:
-        return self
-
-    async def __anext__(self) -> AnyReply:
-        await anyio.sleep_forever()
-        raise StopAsyncIteration
-
-
-def test_a_coordinator_that_was_started_again_ends_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def is_there(endpoint: object) -> None:
-        del endpoint
-
-    monkeypatch.setattr("muster.cli.chat.knock", is_there)
-    monkeypatch.setattr("muster.cli.chat._WATCH_SECONDS", 0.0)
-    client = Coordinators("one", "one", "one", "two")
-
-    async def run() -> None:
-        with anyio.fail_after(10):
-            await ask(cast("Any", client), conversation().request("Hello"), Answer(), TerminalScreen(), 100.0)
-
-    with pytest.raises(UnreachableError, match="was started again"):
-        anyio.run(run)
-    assert client.sent == [CancelGenerate(id=7)]
 
 
 # --- which model --------------------------------------------------------------------------------------------

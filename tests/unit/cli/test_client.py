@@ -12,7 +12,7 @@ import anyio.lowlevel
 import pytest
 
 from muster.bus import ControlClient
-from muster.cli.client import instance_names, run, view
+from muster.cli.client import instance_names, node_names, run, view
 from muster.cli.errors import InterruptedBySignalError
 from muster.errors import ProtocolError, UnreachableError
 
@@ -69,5 +69,6 @@ def test_a_signal_cancels_and_lets_shielded_cleanup_end(deaf: str, number: signa
 
 def test_completion_says_nothing_where_nobody_answers(deaf: str) -> None:
     assert instance_names(deaf, "a") == []
-    assert instance_names("127.0.0.1:1", "a") == []
-    assert instance_names("a:b:c", "a") == []
+    for names in (instance_names, node_names):
+        assert names("127.0.0.1:1", "a") == []
+        assert names("a:b:c", "a") == []

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from muster.cli.app import app
 from muster.cli.client import View
-from muster.protocol import Accepted, AnyReply, AnyRequest, Chunk, Delete, Done, Prefilled, Started
+from muster.protocol import AnyRequest, Delete
+from muster.replies import Accepted, AnyReply, Chunk, Done, Prefilled, Started
 from muster.sampling import ToolCall
 from muster.state import Running, State
 
@@ -65,6 +66,10 @@ class Client:
         del timeout_seconds
         self.asked.append(request)
         return Stream(PIECES)
+
+    async def submit(self, request: AnyRequest, on_answer: object) -> int:
+        del request, on_answer
+        return 1
 
     async def ask(self, request: AnyRequest, timeout_seconds: float, kind: type[object]) -> AnyReply:
         del timeout_seconds, kind

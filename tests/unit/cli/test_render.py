@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import io
 import json
 
 import msgspec
 import pytest
-from cluster_states import BOOT, FAILURE, MODEL, NOW, ONE, SECOND, instance, node, state
-from rich.console import Console, RenderableType
+from cluster_states import FAILURE, NOW, ONE, SECOND, envelope, instance, text_of
 
 from muster.cli import documents, render
-from muster.events import Envelope, Event, InstanceCreated, InstanceFailed, NodeLost, RankGone, encode_event
-from muster.protocol import Beat
+from muster.cli.render_events import event_line
+from muster.events import InstanceFailed
 from muster.spec import (
-    COORDINATOR,
     GroupWorkload,
     InstanceId,
     InstanceSpec,
     ModelWorkload,
     NodeId,
+    Phase,
+    RestartOnFailure,
     ScriptWorkload,
 )
-from muster.state import Broken, Gone, Node, Prepared, Ready, Running
-
-
-def text_of(renderable: RenderableType, width: int = 300) -> str:
-    console = Console(file=io.StringIO(), width=width, color_system=None)
-    console.print(renderable)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
-
-
-def envelope(event: Event) -> Envelope:
-    return Envelope(sequence=12, time_ns=NOW, origin=COORDINATOR, cause=3, body=encode_event(event))
+from muster.state import Broken, Ending, Gone, Instance, InstanceStatus, Prepared, Ready, Running, Starting
 
 
 def test_the_list_shows_how_many_ranks_are_ready() -> None:
@@ -76,44 +64,6 @@ def test_the_list_shows_why_an_instance_failed_and_where() -> None:
     assert "script-failed (rank 1 on b)" in shown
 
 
-def test_the_nodes_show_what_is_in_use_and_who_is_lost() -> None:
-    seen = state(instance(), nodes=(node("a"), node("b", lost="no heartbeat for 5.0 s")))
-    beat = Beat(node=NodeId("a"), boot=BOOT, memory_used_bytes=50 * 2**20, warm_runners=2, warm_memory_bytes=2**20)
-    shown = text_of(render.nodes_table(seen, {NodeId("a"): beat}, NOW), width=80)
-    header, first, second, note = shown.splitlines()
-    assert header.split() == ["NODE", "STATE", "RANKS", "RESERVED", "OF", "BUDGET", "WARM", "RUNNERS", "BACKENDS"]
-    assert first.split() == ["a", "alive", "1/32", "1.0", "GiB", "of", "8.0", "GiB", "2", "(1", "MiB", "each)", "ring"]
-    assert second.split()[:3] == ["b", "lost", "1/32"]
-    assert note.strip() == "b lost 60m ago: no heartbeat for 5.0 s"
-
-
-def test_the_nodes_tell_of_process_machine_and_versions_when_asked() -> None:
-    beat = Beat(node=NodeId("a"), boot=BOOT, memory_used_bytes=50 * 2**20, memory_available_bytes=3 * 2**30)
-    table = render.nodes_table(state(nodes=(node("a"),)), {NodeId("a"): beat}, NOW, wide=True)
-    line = text_of(table).splitlines()[1]
-    for words in ("60m", "pid 1 on host-a", "50 MiB", "3.0 GiB", "mlx 0.32.4"):
-        assert words in line
-
-
-def test_a_node_whose_worker_was_stopped_on_purpose_is_stopped() -> None:
-    found = node("b", lost="its worker was stopped")
-    assert render.node_state(found) == "stopped"
-    assert documents.node_document(state(nodes=(found,)), found, {})["state"] == "stopped"
-    assert "b stopped 60m ago: its worker was stopped" in text_of(render.nodes_table(state(nodes=(found,)), {}, NOW))
-
-
-def test_different_versions_on_nodes_that_are_there_are_named() -> None:
-    def versioned(name: str, version: str, lost: str | None = None) -> Node:
-        found = node(name, lost)
-        return msgspec.structs.replace(found, info=msgspec.structs.replace(found.info, versions={"mlx": version}))
-
-    alike = (versioned("a", "1"), versioned("b", "1"), versioned("c", "3", lost="no heartbeat"))
-    assert "differ" not in text_of(render.nodes_table(state(nodes=alike), {}, NOW))
-    unlike = (versioned("a", "1"), versioned("b", "2"), versioned("c", "1"))
-    shown = text_of(render.nodes_table(state(nodes=unlike), {}, NOW))
-    assert "versions of mlx differ: 1 on a, c; 2 on b" in shown
-
-
 @pytest.mark.parametrize(
     ("code", "words"),
     [(0, "exit code 0"), (3, "exit code 3"), (-15, "SIGTERM"), (-9, "SIGKILL"), (-99, "signal 99")],
@@ -127,7 +77,7 @@ def test_the_end_of_a_process_names_the_signal(code: int, words: str) -> None:
 def test_a_description_has_the_cause_the_remedy_and_the_last_lines() -> None:
     broken = instance(Broken(FAILURE), Gone(0), Gone(3, FAILURE))
     events = [envelope(InstanceFailed(instance=ONE, attempt=1, failure=FAILURE))]
-    shown = text_of(render.instance_details(broken, events, NOW))
+    shown = text_of(render.instance_details(broken, [event_line(item) for item in events], NOW))
     assert FAILURE.sentence() in shown
     assert "before" in shown
     assert "ValueError" in shown
@@ -136,28 +86,6 @@ def test_a_description_has_the_cause_the_remedy_and_the_last_lines() -> None:
     assert "2-3 (pipeline)" in shown
     assert "gone (exit code 3)" in shown
     assert "instance.failed" in shown
-
-
-@pytest.mark.parametrize(
-    ("event", "words"),
-    [
-        (
-            InstanceCreated(
-                instance=ONE, attempt=1, spec=InstanceSpec(workload=MODEL, ranks=2), assignments=(), backend="ring"
-            ),
-            "one-1a2b3c, model tiny over 2 ranks",
-        ),
-        (NodeLost(node=NodeId("a"), boot=BOOT, reason="gone\nfishing"), "a: gone�fishing"),
-        (
-            RankGone(instance=ONE, attempt=2, rank=1, node=NodeId("b"), boot=BOOT, exit_code=-9),
-            "one-1a2b3c #2, rank 1 on b, SIGKILL",
-        ),
-    ],
-)
-def test_an_event_is_one_line(event: Event, words: str) -> None:
-    line = text_of(render.event_line(envelope(event)))
-    assert line.count("\n") == 1
-    assert words in line
 
 
 @pytest.mark.parametrize(
@@ -191,8 +119,75 @@ def test_documents_are_json_with_the_keys_that_help_names() -> None:
     assert found["retry_at_ns"] == NOW
 
 
-def test_an_event_of_a_newer_version_is_still_shown() -> None:
-    body = msgspec.Raw(msgspec.msgpack.encode({"type": "rank.dreaming", "depth": 3}))
-    newer = Envelope(sequence=1, time_ns=NOW, origin=COORDINATOR, cause=0, body=body)
-    assert documents.event_document(newer)["kind"] == "rank.dreaming"
-    assert "rank.dreaming" in text_of(render.event_line(newer))
+PLACING = msgspec.structs.replace(FAILURE, kind="placement-refused", phase=Phase.PLACING, rank=-1)
+
+
+@pytest.mark.parametrize(
+    ("status", "ranks", "words"),
+    [
+        (Running(), (Ready(),), ""),
+        (Broken(FAILURE), (Gone(3),), ""),
+        (Broken(FAILURE, NOW + 4 * SECOND), (Gone(3),), "in 4s"),
+        (Broken(FAILURE, NOW + SECOND // 5), (Gone(3),), "in 0.2s"),
+        (Broken(FAILURE, NOW), (Ready(),), "once every process is gone"),
+        (Broken(FAILURE, NOW), (Gone(3),), "now"),
+        (Broken(PLACING, NOW), (Gone(3),), "as soon as there is room"),
+    ],
+)
+def test_the_next_attempt_has_a_time(status: InstanceStatus, ranks: tuple[Ready | Gone, ...], words: str) -> None:
+    found = instance(status, *ranks)
+    assert render.next_attempt_text(found, NOW) == words
+    assert ("again" in text_of(render.instances_table([found], NOW))) == bool(words)
+    assert ("next attempt" in text_of(render.instance_details(found, [], NOW))) == bool(words)
+
+
+def test_an_attempt_that_is_ended_on_purpose_says_why() -> None:
+    found = instance(Ending("node b is being drained", 10.0), Ready(), Ready())
+    line = text_of(render.instances_table([found], NOW)).splitlines()[1]
+    assert "ending" in line
+    assert "node b is being drained" in line
+    assert "node b is being drained; the next attempt follows" in text_of(render.instance_details(found, [], NOW))
+    summary = documents.instance_summary(found)
+    assert (summary["state"], summary["reason"], summary["failure"]) == ("ending", "node b is being drained", None)
+
+
+def with_budget(status: InstanceStatus, since_ns: int) -> Instance:
+    found = instance(status, Ready(), Ready())
+    spec = msgspec.structs.replace(found.spec, restart=RestartOnFailure(maximum=5))
+    return msgspec.structs.replace(
+        found, spec=spec, failed_attempts=8, blamed={1: 7, 0: 1, -1: 2}, attempt=9, since_ns=since_ns
+    )
+
+
+def test_each_rank_has_a_budget_of_its_own() -> None:
+    found = with_budget(Starting(), NOW)
+    first, second = documents.instance_document(found, [], NOW)["ranks"]  # pyright: ignore
+    assert (first["blamed"], first["retries_left"], second["blamed"], second["retries_left"]) == (1, 4, 7, 0)
+    shown = text_of(render.instance_details(found, [], NOW)).splitlines()
+    assert "2 of no rank's making, 3 of 5 retries left for those" in next(
+        line for line in shown if "failed so far" in line
+    )
+    assert [line.split()[-4:] for line in shown if " ready " in line and "pipeline" in line] == [
+        ["1", "4", "of", "5"],
+        ["7", "0", "of", "5"],
+    ]
+
+
+def test_a_budget_is_whole_again_after_a_settled_run() -> None:
+    found = with_budget(Running(), NOW - 61 * SECOND)
+    document = documents.instance_document(found, [], NOW)
+    assert [(rank["blamed"], rank["retries_left"]) for rank in document["ranks"]] == [(0, 5), (0, 5)]  # pyright: ignore
+    assert "no rank's making" not in text_of(render.instance_details(found, [], NOW))
+
+
+def test_where_nothing_is_tried_again_there_is_no_budget() -> None:
+    assert documents.instance_document(instance(Running()), [], NOW)["ranks"][0]["retries_left"] is None  # pyright: ignore
+    assert "RETRIES" not in text_of(render.instance_details(instance(Running()), [], NOW))
+
+
+@pytest.mark.parametrize(
+    ("fenced", "words"),
+    [({}, ""), ({"boot": 0}, ""), ({"boot": 2, "attempt": 1}, ", too old and ignored: 1 by attempt, 2 by boot")],
+)
+def test_what_was_fenced_is_counted(fenced: dict[str, int], words: str) -> None:
+    assert render.coordinator_text(2**20, 2**10, fenced) == "coordinator: 1 MiB, its log: 1 KiB" + words

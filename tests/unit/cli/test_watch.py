@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import io
 
+import msgspec
 import pytest
 from cluster_states import FAILURE, MODEL, NOW, ONE, instance, state
 from rich.console import Console
 
 from muster.cli.live import LiveTable
-from muster.cli.watch import Lines, Seen, doing, is_awaited, is_over, is_settled, left_over
+from muster.cli.watch import Lines, Seen, Watched, doing, is_awaited, is_over, is_settled, left_over
 from muster.protocol import Progress
-from muster.spec import GroupWorkload, Phase, ScriptWorkload
+from muster.spec import GroupWorkload, NodeId, Phase, ScriptWorkload
 from muster.state import (
     Broken,
     Connected,
     Deleting,
+    Ending,
     Finished,
     Gone,
     Instance,
@@ -42,6 +44,7 @@ def loading(done: int, phase: Phase = Phase.LOADING) -> Progress:
         (instance(Broken(FAILURE), Gone(0), Gone(3)), True, True),
         (instance(Finished(), Gone(0), Gone(0)), True, True),
         (instance(Deleting(), Gone(0), Ready()), False, False),
+        (instance(Ending("drained"), Gone(0), Gone(0)), False, False),
     ],
 )
 def test_waiting_ends_when_nothing_more_can_come(found: Instance, settled: bool, over: bool) -> None:
@@ -70,6 +73,46 @@ def test_a_script_is_awaited_to_its_end_and_all_else_until_ready(
 def test_a_rank_that_a_signal_ended_is_shown_with_its_name() -> None:
     found = instance(Deleting(), Gone(-15), Gone(3))
     assert [doing(Seen(instance=found), number) for number in range(2)] == ["gone (SIGTERM)", "gone (exit code 3)"]
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (Ending("node b is being drained"), "stopping"),
+        (Ending("node b is being drained", 10.0), "finishing its requests"),
+        (Deleting(), "stopping"),
+        (Deleting(10.0), "finishing its requests"),
+        (Broken(FAILURE), "stopping"),
+    ],
+)
+def test_a_rank_of_an_attempt_that_is_over_is_stopping(status: InstanceStatus, words: str) -> None:
+    seen = Seen(instance=instance(status, Ready(), Connected()))
+    assert [doing(seen, number) for number in range(2)] == [words, "stopping"]
+
+
+NO_PLACE = msgspec.structs.replace(FAILURE, kind="placement-refused", phase=Phase.PLACING, rank=-1, node=NodeId(""))
+
+
+def test_why_another_attempt_follows_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    watched = Watched()
+    watched.shown.add(ONE)
+    for status in (
+        Running(),
+        Broken(FAILURE),
+        Broken(FAILURE, NOW),
+        Broken(FAILURE, NOW),
+        Broken(NO_PLACE, NOW),
+        Ending("node b is being drained"),
+    ):
+        watched.take(state(instance(status)))
+    assert capsys.readouterr().err.splitlines() == [
+        f"muster: {ONE}: attempt 1 failed: {FAILURE.sentence()} It is tried again.",
+        f"muster: {ONE} waits for a place: {NO_PLACE.sentence()}",
+        f"muster: {ONE}: attempt 1 is ended: node b is being drained. The next one follows.",
+    ]
+    watched.shown.clear()
+    watched.take(state(instance(Broken(FAILURE, NOW))))
+    assert not capsys.readouterr().err
 
 
 def test_an_instance_that_is_deleted_is_not_waited_for() -> None:
