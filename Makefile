@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-fast lint types bench bench-serve venv format check clean
+.PHONY: demo test test-fast lint types bench bench-serve bench-recovery soak faults venv format check clean
 
 demo: venv  ## a coordinator, two workers, two instances at once, an answer, a trace, nothing left
 	$(BIN)/muster demo
@@ -27,6 +27,15 @@ bench: venv  ## how fast groups form, beside mlx.launch
 
 bench-serve: venv  ## how fast models answer over HTTP, beside mlx_lm.server; a quarter of an hour
 	$(BIN)/muster bench serve --output bench-serve.json
+
+bench-recovery: venv  ## how fast muster notices what dies and is whole again; half an hour
+	$(BIN)/muster bench recovery --output bench-recovery.json
+
+soak: venv  ## create, use, kill and delete for a quarter of an hour: nothing lost, nothing grows, nothing left
+	$(BIN)/muster bench soak --minutes 15 --output bench-soak.json
+
+faults: venv  ## every fault in every phase on every target, as a table; FAULTS="--help" for less; ten minutes
+	PYTHONPATH=tests/faults:tests/netns:tests/process $(BIN)/python tests/faults/matrix.py $(FAULTS)
 
 check: lint types test  ## what CI runs
 

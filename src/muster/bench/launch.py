@@ -1,4 +1,4 @@
-"""The peer: MLX's own launcher, running a script that only initialises."""
+"""The peer: MLX's own launcher, running a script that only initialises, or one of which a rank is killed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import contextlib
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
+import anyio.abc
 import psutil
 
 from muster.errors import PortError
@@ -30,6 +34,25 @@ import mlx.core as mx
 group = mx.distributed.init(backend="ring", strict=True)
 open(f"{sys.argv[1]}.{group.rank()}-of-{group.size()}", "w").close()
 """
+#: Ranks that work together for ever; each says which process it is once the first step is done.
+_WORKING_SCRIPT = """\
+import os
+import sys
+
+import mlx.core as mx
+
+group = mx.distributed.init(backend="ring", strict=True)
+while True:
+    mx.eval(mx.distributed.all_sum(mx.ones(16), group=group))
+    mark = f"{sys.argv[1]}.{group.rank()}"
+    if not os.path.exists(mark):
+        with open(mark + ".new", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename(mark + ".new", mark)
+"""
+#: How long the launcher may take to notice that a rank was killed.
+KILLED_SECONDS = 10.0
+_POLL_SECONDS = 0.01
 _HOST = "127.0.0.1"
 _PORT_TRIES = 50
 
@@ -50,7 +73,45 @@ async def launch_seconds(program: str, ranks: int, directory: Path) -> float | N
     Returns:
         Seconds; `None` where a rank did not become a member, or it took longer than `LAUNCH_SECONDS`.
     """
-    script = _write_script(directory)
+    code: int | None = None
+    seconds = 0.0
+    began = time.monotonic()
+    async with _launched(program, ranks, _SCRIPT, directory) as (process, formed):
+        with anyio.move_on_after(LAUNCH_SECONDS):
+            code = await process.wait()
+            seconds = time.monotonic() - began
+    members = sum(formed.with_name(f"{formed.name}.{rank}-of-{ranks}").exists() for rank in range(ranks))
+    return seconds if code == 0 and members == ranks else None
+
+
+async def killed_seconds(program: str, directory: Path) -> float | None:
+    """SIGKILL rank 1 of 2 that work together, and wait for the launcher's end.
+
+    Returns:
+        Seconds from the kill; infinity where it did not end within `KILLED_SECONDS`, and `None` where the ranks did
+        not come up.
+    """
+    async with _launched(program, 2, _WORKING_SCRIPT, directory) as (process, formed):
+        marks = [formed.with_name(f"{formed.name}.{rank}") for rank in range(2)]
+        with anyio.move_on_after(LAUNCH_SECONDS):
+            while not all(mark.exists() for mark in marks):  # noqa: ASYNC110 (another process makes them)
+                await anyio.sleep(_POLL_SECONDS)
+        if not all(mark.exists() for mark in marks):
+            return None
+        began = time.monotonic()
+        os.kill(int(marks[1].read_text()), signal.SIGKILL)
+        with anyio.move_on_after(KILLED_SECONDS):
+            await process.wait()
+            return time.monotonic() - began
+        return float("inf")
+
+
+@asynccontextmanager
+async def _launched(
+    program: str, ranks: int, text: str, directory: Path
+) -> AsyncGenerator[tuple[anyio.abc.Process, Path]]:
+    """The launcher on a script with this text, and the path that its ranks make their marks by. Ended in the end."""
+    script = _write_script(directory, text)
     mark = secrets.token_hex(8)
     port = free_ports(ranks)
     formed = directory / mark
@@ -58,7 +119,6 @@ async def launch_seconds(program: str, ranks: int, directory: Path) -> float | N
     # Without the interpreter it takes the script itself for an executable.
     command += ["--python", sys.executable, str(script), str(formed)]
     # At the end of its input the launcher spins instead of waiting, which would count against it: an open pipe.
-    began = time.monotonic()
     process = await anyio.open_process(
         command,
         stdin=subprocess.PIPE,
@@ -67,12 +127,8 @@ async def launch_seconds(program: str, ranks: int, directory: Path) -> float | N
         env={**os.environ, LAUNCH_MARK: mark, "TMPDIR": str(directory)},
         start_new_session=True,
     )
-    code: int | None = None
-    seconds = 0.0
     try:
-        with anyio.move_on_after(LAUNCH_SECONDS):
-            code = await process.wait()
-            seconds = time.monotonic() - began
+        yield process, formed
     finally:
         with anyio.CancelScope(shield=True):
             if process.returncode is None:
@@ -80,14 +136,12 @@ async def launch_seconds(program: str, ranks: int, directory: Path) -> float | N
                 await process.wait()
             end_marked(mark)
             await process.aclose()
-    members = sum(formed.with_name(f"{mark}.{rank}-of-{ranks}").exists() for rank in range(ranks))
-    return seconds if code == 0 and members == ranks else None
 
 
-def _write_script(directory: Path) -> Path:
+def _write_script(directory: Path, text: str) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
-    script = directory / "only_initialise.py"
-    script.write_text(_SCRIPT)
+    script = directory / "script.py"
+    script.write_text(text)
     return script
 
 

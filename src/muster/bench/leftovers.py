@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,6 +16,9 @@ from muster.spec import Address
 from muster.state import Instance
 
 _RECORD = re.compile(r"(\d+)-(\d+)\.runner")
+#: A worker's directories of which nothing may be left when it has ended: coordination files, records of runners.
+_PASSING = ("groups", "runners")
+_NEWEST_RANKS = 100
 
 
 class Leftovers(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +41,7 @@ def left_by(instances: Iterable[Instance], files: Iterable[Path], directories: S
     return Leftovers(
         files=len(files_in(directories) - set(files)),
         ports=sum(not _is_free(address) for rank in ranks for address in rank.addresses),
-        processes=sum(_alive(rank.pid, rank.process_started) for rank in ranks),
+        processes=sum(is_alive(rank.pid, rank.process_started) for rank in ranks),
     )
 
 
@@ -47,6 +50,36 @@ def files_in(directories: Sequence[Path]) -> set[Path]:
     return {
         path for directory in directories for path in directory.rglob("*") if path.is_file() and not _of_living(path)
     }
+
+
+def left_after(
+    processes: Mapping[tuple[int, float], Sequence[Address]], homes: Iterable[Path], ports: Iterable[int]
+) -> Leftovers:
+    """Look for what a whole cluster left when it was stopped.
+
+    Args:
+        processes: All that were seen, by pid and start time, with the addresses of those that were ranks.
+        homes: The workers' own directories.
+        ports: Of the coordinator, on loopback.
+
+    Of many ranks only the newest count for ports: what older ones had, others may have by now.
+    """
+    newest = list(processes.values())[-_NEWEST_RANKS:]
+    addresses = {(one.host, one.port) for found in newest for one in found}
+    addresses |= {("127.0.0.1", port) for port in ports}
+    return Leftovers(
+        files=sum(1 for home in homes for name in _PASSING for path in (home / name).rglob("*") if path.is_file()),
+        ports=sum(not _is_free(Address(host, port, "")) for host, port in addresses),
+        processes=sum(is_alive(pid, started) for pid, started in processes),
+    )
+
+
+def is_alive(pid: int, started: float) -> bool:
+    """Whether the process that started then still runs; one that only waits to be buried does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE and owner_alive(pid, started)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def collisions(instances: Iterable[Instance]) -> int:
@@ -69,7 +102,3 @@ def _is_free(address: Address) -> bool:
     except PortError:
         return False
     return True
-
-
-def _alive(pid: int, started: float) -> bool:
-    return psutil.pid_exists(pid) and owner_alive(pid, started)

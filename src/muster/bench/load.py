@@ -21,6 +21,8 @@ from muster.bench.observer import BenchError
 STREAM_SECONDS = 300.0
 _PATH = "/v1/chat/completions"
 _DATA = b"data: "
+#: How much of an error is kept: its code comes last.
+_SHOWN = 1000
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -270,10 +272,10 @@ def _error(head: bytes, body: bytes, events: Sequence[tuple[int, _Event | None]]
     """Why this is no whole answer; empty if it is one."""
     status = head.split(b" ", 2)[1:2]
     if status != [b"200"]:
-        return f"status {status[0].decode() if status else 'missing'}: {body[:200].decode(errors='replace')}"
+        return f"status {status[0].decode() if status else 'missing'}: {body[:_SHOWN].decode(errors='replace')}"
     failed = [event.error for _, event in events if event is not None and event.error is not None]
     if failed:
-        return f"error event: {str(failed[0])[:200]}"
+        return f"error event: {str(failed[0])[:_SHOWN]}"
     if not events or events[-1][1] is not None:
         return "the stream was cut before [DONE]"
     return ""

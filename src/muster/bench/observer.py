@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 import anyio
 import msgspec
 
-from muster.bus import Applied, ControlClient, Follower, Synchronised
+from muster.bus import Applied, ControlClient, Follower, RefusedError, ReplyStream, Synchronised
 from muster.errors import MusterError, UnreachableError
-from muster.events import InstanceDeleted, InstanceFact, InstanceFailed, InstanceReady
-from muster.protocol import Accepted, Beat, Create, Created, Delete, Get, Snapshot
-from muster.spec import InstanceId, InstanceSpec
+from muster.events import InstanceFact, InstanceFailed, InstanceReady, RankPrepared
+from muster.protocol import AnyRequest, Beat, Create, Delete, Get
+from muster.replies import Accepted, Created, Reply, Snapshot
+from muster.spec import Address, InstanceId, InstanceSpec
 from muster.state import Instance, State
 
 _CALL_SECONDS = 10.0
 _POLL_SECONDS = 0.05
+
+T = TypeVar("T")
+R = TypeVar("R", bound=Reply)
 
 
 class BenchError(MusterError):
@@ -65,9 +71,13 @@ async def observing(address: str) -> AsyncGenerator[Observer]:
 
 
 class Observer:
-    """Creates and deletes instances, and notes each of their events as it arrives."""
+    """Creates and deletes instances, and notes each of their events as it arrives.
+
+    `processes` are the ranks' that it heard of: the addresses of each by pid and start time.
+    """
 
     def __init__(self, client: ControlClient, follower: Follower) -> None:
+        self.processes: dict[tuple[int, float], tuple[Address, ...]] = {}
         self._synchronised = anyio.Event()
         self._client = client
         self._follower = follower
@@ -105,9 +115,11 @@ class Observer:
         """
         began_ns = time.time_ns()
         began = time.monotonic()
-        created = await self._client.ask(Create(spec=spec), _CALL_SECONDS, Created)
-        end = await self._until(
-            created.instance, (InstanceReady, InstanceFailed), began + deadline_seconds - time.monotonic()
+        created = await self.ask(Create(spec=spec), Created)
+        end = await self.next_event(
+            created.instance,
+            (InstanceReady, InstanceFailed),
+            deadline_seconds=began + deadline_seconds - time.monotonic(),
         )
         if isinstance(end.event, InstanceFailed):
             raise BenchError(f"{created.instance} failed: {end.event.failure.sentence()}")
@@ -127,14 +139,41 @@ class Observer:
         deadline = time.monotonic() + deadline_seconds
         instances = list(self.state.instances)
         for instance in instances:
-            await self._client.ask(Delete(instance=instance), _CALL_SECONDS, Accepted)
+            with contextlib.suppress(RefusedError):  # gone already, by an earlier wish
+                await self.ask(Delete(instance=instance), Accepted)
         for instance in instances:
-            await self._until(instance, (InstanceDeleted,), deadline - time.monotonic())
-            del self._seen[instance]
+            await self.wait_gone(instance, deadline_seconds=deadline - time.monotonic())
+
+    async def wait_gone(self, instance: InstanceId, *, deadline_seconds: float) -> None:
+        """Wait until an instance that was deleted is gone, and forget what was seen of it.
+
+        Raises:
+            BenchError: it is not gone in time.
+        """
+        await self.wait_state(
+            lambda state: instance not in state.instances or None,
+            f"{instance} waits to be gone",
+            deadline_seconds=deadline_seconds,
+        )
+        self._seen.pop(instance, None)
+
+    async def ask(self, request: AnyRequest, kind: type[R], *, timeout_seconds: float = _CALL_SECONDS) -> R:
+        """One request that is answered by one reply of this type.
+
+        Raises:
+            RefusedError: the coordinator refused it.
+            UnreachableError: no reply within the time.
+            ProtocolError: the reply is of another type.
+        """
+        return await self._client.ask(request, timeout_seconds, kind)
+
+    def stream(self, request: AnyRequest, *, timeout_seconds: float) -> ReplyStream:
+        """One request that is answered by several replies; see `ControlClient.stream`."""
+        return self._client.stream(request, timeout_seconds=timeout_seconds)
 
     async def snapshot(self) -> Snapshot:
         """State and telemetry now."""
-        return await self._client.ask(Get(), _CALL_SECONDS, Snapshot)
+        return await self.ask(Get(), Snapshot)
 
     async def wait_warm(self, warm_runners: int, *, deadline_seconds: float = 120.0) -> tuple[Beat, ...]:
         """Wait until every node has at least that many warm runners, by heartbeats that are newer than this call.
@@ -155,16 +194,41 @@ class Observer:
             remedy="Look at the load and memory of this machine.",
         )
 
-    async def _until(self, instance: InstanceId, kinds: tuple[type[InstanceFact], ...], seconds: float) -> Seen:
-        """The first event of these kinds that an instance has seen, waiting for it."""
-        return await self._wait(
-            lambda: self._find(instance, kinds), f"{instance} waits for {kinds[0].__name__}", seconds
-        )
+    async def next_event(
+        self,
+        instance: InstanceId,
+        kinds: tuple[type[InstanceFact], ...],
+        *,
+        deadline_seconds: float,
+        attempt: int | None = None,
+    ) -> Seen:
+        """The first event of these kinds (and of this attempt) that an instance has seen, waiting for it.
 
-    def _find(self, instance: InstanceId, kinds: tuple[type[InstanceFact], ...]) -> Seen | None:
-        return next((one for one in self._seen.get(instance, ()) if isinstance(one.event, kinds)), None)
+        Raises:
+            BenchError: there is none in time.
+        """
 
-    async def _wait(self, find: Callable[[], Seen | None], what: str, seconds: float) -> Seen:
+        def find() -> Seen | None:
+            return next(
+                (
+                    one
+                    for one in self._seen.get(instance, ())
+                    if isinstance(one.event, kinds) and attempt in (None, one.event.attempt)
+                ),
+                None,
+            )
+
+        return await self._wait(find, f"{instance} waits for {kinds[0].__name__}", deadline_seconds)
+
+    async def wait_state(self, find: Callable[[State], T | None], what: str, *, deadline_seconds: float) -> T:
+        """What `find` answers of the state, waiting until it is something; also over a coordinator's restart.
+
+        Raises:
+            BenchError: it is `None` until the end.
+        """
+        return await self._wait(lambda: find(self.state), what, deadline_seconds)
+
+    async def _wait(self, find: Callable[[], T | None], what: str, seconds: float) -> T:
         with anyio.move_on_after(max(seconds, 0.0)):
             while True:
                 if (found := find()) is not None:
@@ -177,12 +241,16 @@ class Observer:
         async for change in self._follower.changes():
             arrived = time.monotonic()
             match change:
-                case Synchronised():
+                case Synchronised(state=state):
+                    for rank in (rank for one in state.instances.values() for rank in one.ranks if rank.pid):
+                        self.processes[rank.pid, rank.process_started] = rank.addresses
                     self._synchronised.set()
                 case Applied(envelope=envelope, event=InstanceFact() as event):
                     seen = Seen(event, envelope.time_ns, arrived)
                     self._seen.setdefault(event.instance, []).append(seen)
-                    self._changed.set()
-                    self._changed = anyio.Event()
+                    if isinstance(event, RankPrepared):
+                        self.processes[event.pid, event.process_started] = event.addresses
                 case _:
                     pass
+            self._changed.set()
+            self._changed = anyio.Event()

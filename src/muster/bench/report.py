@@ -90,7 +90,10 @@ BESIDE = ", beside "
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured value. `ratio` is muster / peer; `holds` is `None` where there is no bar, or nothing to judge."""
+    """One measured value. `ratio` is muster / peer; `holds` is `None` where there is no bar, or nothing to judge.
+
+    Where `worst` is one, `muster` is the median of `count` values.
+    """
 
     name: str
     unit: str
@@ -100,6 +103,8 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     ratio: float | None = None
     bar: str | None = None
     holds: bool | None = None
+    worst: float | None = None
+    count: int | None = None
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,21 +171,30 @@ def median_steps(rounds: Sequence[Round]) -> dict[str, float]:
 
 def render(report: Report) -> RenderableType:
     """The machine, the figures as a table, and where the time of each measurement went."""
+    spread = any(one.worst is not None for one in report.figures)
     table = Table(show_edge=False, pad_edge=False)
-    for heading in ("figure", "muster", "peer", "ratio", "bar", "holds"):
-        table.add_column(heading, justify="right" if heading in ("muster", "peer", "ratio") else "left")
+    for heading in ("figure", *(("median", "worst", "rounds") if spread else ("muster", "peer", "ratio"))):
+        table.add_column(heading, justify="left" if heading == "figure" else "right")
+    for heading in ("bar", "holds"):
+        table.add_column(heading)
     for one in report.figures:
-        table.add_row(
-            one.name,
-            amount(one.muster, one.unit),
-            "" if one.peer is None else amount(one.peer, one.unit),
-            times(one.ratio) if one.unit == "tokens/s" or (one.bar or "").endswith("x") else share(one.ratio),
-            one.bar or "",
-            _verdict(one),
-        )
+        cells = _spread(one) if spread else _beside(one)
+        table.add_row(one.name, amount(one.muster, one.unit), *cells, one.bar or "", _verdict(one))
     notes = [Text(note, style="dim") for note in report.notes]
     head = Text(report.machine.sentence(), style="dim")
-    return Group(head, *notes, table, *_peers(report.figures), *_budgets(report.rounds))
+    budgets = [] if spread else _budgets(report.rounds)
+    return Group(head, *notes, table, *_peers(report.figures), *budgets)
+
+
+def _beside(one: Figure) -> tuple[str, str]:
+    """The peer's value, and the ratio."""
+    ratio = times(one.ratio) if one.unit == "tokens/s" or (one.bar or "").endswith("x") else share(one.ratio)
+    return "" if one.peer is None else amount(one.peer, one.unit), ratio
+
+
+def _spread(one: Figure) -> tuple[str, str]:
+    """The worst value, and of how many."""
+    return "" if one.worst is None else amount(one.worst, one.unit), "" if one.count is None else str(one.count)
 
 
 def amount(value: float | None, unit: str) -> str:
@@ -218,10 +232,15 @@ def _verdict(one: Figure) -> Text:
 def _peers(figures: Sequence[Figure]) -> list[RenderableType]:
     """A line for each figure whose name does not say what it stands beside."""
     return [
-        Text(f"peer of {one.name}: {one.peer_name}", style="dim")
+        Text(f"peer of {one.name}: {one.peer_name}{_value(one)}", style="dim")
         for one in figures
         if one.peer_name is not None and BESIDE not in one.name
     ]
+
+
+def _value(one: Figure) -> str:
+    """The peer's value, where the table has no column for it."""
+    return "" if one.worst is None or one.peer is None else f": {amount(one.peer, one.unit)}"
 
 
 def _budgets(rounds: Sequence[Round]) -> list[RenderableType]:

@@ -80,7 +80,8 @@ def test_the_json_has_the_shape_that_every_benchmark_prints() -> None:
     report = Report(machine=MACHINE, figures=(figure("f", "s", 1.0),), rounds=(Round(name="r", number=1, unit="s"),))
     shape = json.loads(report.to_json())
     assert list(shape) == ["machine", "figures", "rounds", "notes"]
-    assert list(shape["figures"][0]) == ["name", "unit", "muster", "peer", "peer_name", "ratio", "bar", "holds"]
+    fields = ["name", "unit", "muster", "peer", "peer_name", "ratio", "bar", "holds", "worst", "count"]
+    assert list(shape["figures"][0]) == fields
     assert shape["figures"][0]["peer"] is None
     assert shape["machine"]["cores"] == 2
     assert shape["rounds"][0]["number"] == 1
