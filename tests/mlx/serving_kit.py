@@ -16,8 +16,9 @@ from muster.model.files import inspect
 from muster.model.load import LoadedModel, load_shard
 from muster.model.plan import Supports, plan
 from muster.model.request import PreparedRequest, prepare
-from muster.protocol import AnyPiece, Chunk, Done, Generate, Refused
+from muster.protocol import Generate
 from muster.rank_protocol import AnyStep, Ask, Cancel, FromRank, Pieces, Prepare, StepFrame, Stop
+from muster.replies import AnyPiece, Chunk, Done, Refused
 from muster.runner.context import RankContext
 from muster.runner.frames import HEADER_BYTES, Channel, encode_frame, frame_length
 from muster.runner.line import GenerationLine

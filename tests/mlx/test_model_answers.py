@@ -16,7 +16,8 @@ from muster.model.files import inspect
 from muster.model.load import LoadedModel, load_shard
 from muster.model.plan import Supports, plan
 from muster.model.request import prepare
-from muster.protocol import Chunk, Generate
+from muster.protocol import Generate
+from muster.replies import Chunk
 from muster.sampling import SamplingParams
 
 pytestmark = pytest.mark.mlx

@@ -15,8 +15,9 @@ from muster.errors import RequestError
 from muster.model.answer import Answer
 from muster.model.load import LoadedModel
 from muster.model.request import PreparedRequest, prepare
-from muster.protocol import Chunk, Generate, Prefilled, Started
+from muster.protocol import Generate
 from muster.rank_protocol import Step
+from muster.replies import Chunk, Prefilled, Started
 
 pytestmark = pytest.mark.mlx
 

@@ -1,12 +1,12 @@
 """Real hosts on one Linux machine: network namespaces that meet on bridges, made and removed by root.
 
-Nothing outside the namespaces is touched. The bridges are in a namespace of their own, every address is inside,
-and each bed's namespaces carry a prefix of their own, so that beds side by side never meet.
+Nothing outside the namespaces is touched, but for the disks that a test asks for. The bridges are in a namespace of
+their own, every address is inside, and each bed's namespaces carry a prefix of their own, so that beds side by side
+never meet.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import re
@@ -18,18 +18,24 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Final, NamedTuple, Self
+from typing import IO, Final, Literal, NamedTuple, Self
 
-import psutil
+from bed_faults import Clock, Disk, Way, clear, lose, slow
+from bed_kernel import (
+    END_SECONDS,
+    NAMESPACES,
+    RUN,
+    BedError,
+    command,
+    home_of,
+    is_still,
+    pids_in,
+    prefix_of,
+    remove_namespace,
+    sweep,
+)
 
-#: How long processes may take to disappear after SIGKILL, and `ip` to answer.
-_END_SECONDS: Final = 10.0
-_POLL_SECONDS: Final = 0.01
-#: Owner's pid and start time (hundredths of a second since 1970), the bed's number within it, the place.
-_NAME: Final = re.compile(r"muster-(\d+)-(\d+)-\d+-\w+")
 _SWITCH: Final = "switch"
-#: Where iproute2 keeps the namespaces that have a name.
-_RUN: Final = Path("/run/netns")
 _numbers = itertools.count(1)
 
 
@@ -40,10 +46,6 @@ class Socket(NamedTuple):
     local: str
     remote: str
     pids: frozenset[int]  #: the processes that have it
-
-
-class BedError(Exception):
-    """The machine refused to make or change the bed; the message quotes what `ip` said."""
 
 
 def unavailable() -> str | None:
@@ -66,16 +68,24 @@ class Bed:
 
     A host's link to bridge b is its interface `eth<b>` with the address 10.91.b.(number of the host + 1)/24; the
     other end of the cable is the port `<host>-<b>` in the switch's namespace. Addresses of two beds may be equal.
+    With `clocks`, every host has a wall clock that can be set apart from the others'.
 
     Raises (on entering):
         BedError: this machine makes no namespaces or links.
     """
 
-    def __init__(self, hosts: int, bridges: int = 1) -> None:
+    def __init__(self, hosts: int, bridges: int = 1, *, clocks: bool = False) -> None:
         self.hosts = tuple(f"h{number}" for number in range(hosts))
         self.bridges = tuple(range(bridges))
-        self._prefix = f"muster-{os.getpid()}-{_start_time(os.getpid())}-{next(_numbers)}"
+        self._prefix = prefix_of(next(_numbers))
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._down: set[tuple[str, int]] = set()
+        self._faulty: set[tuple[str, int]] = set()
+        self._still: set[tuple[str, int]] = set()
+        self._disks: dict[str, Disk] = {}
+        self._files = RUN / self._namespace("files")
+        self._clocks: dict[str, Clock] = {}
+        self._with_clocks = clocks
 
     def __enter__(self) -> Self:
         sweep()
@@ -92,11 +102,14 @@ class Bed:
         self.close()
 
     def close(self) -> None:
-        """End every process on the hosts, and remove hosts and bridges."""
+        """End every process on the hosts, and remove hosts and bridges, disks and clocks."""
         for place in (*self.hosts, _SWITCH):
-            _remove(self._namespace(place))
+            remove_namespace(self._namespace(place))
         for process in self._processes:
-            process.wait(_END_SECONDS)
+            process.wait(END_SECONDS)
+        for disk in self._disks.values():
+            disk.remove()
+        shutil.rmtree(self._files, ignore_errors=True)
 
     # --- what the bed looks like ----------------------------------------------------------------------------
 
@@ -110,17 +123,30 @@ class Bed:
 
     def pids(self, host: str) -> set[int]:
         """The processes that run on the host now."""
-        return _pids(self._namespace(host))
+        return pids_in(self._namespace(host))
 
     def sockets(self, host: str) -> list[Socket]:
         """The IPv4 TCP sockets on the host."""
-        lines = _command("ip", "netns", "exec", self._namespace(host), "ss", "-Htanp4").splitlines()
+        lines = command("ip", "netns", "exec", self._namespace(host), "ss", "-Htanp4").splitlines()
         return [
             Socket(fields[0], fields[3], fields[4], frozenset(map(int, re.findall(r"pid=(\d+)", line))))
             for line, fields in ((line, line.split()) for line in lines)
         ]
 
-    # --- verbs ----------------------------------------------------------------------------------------------
+    def refusal(self, verb: Literal["drop", "limit"]) -> str | None:
+        """Why this kernel cannot lose packets (and cut one way), or limit a rate; `None` where it can."""
+        try:
+            if verb == "drop":
+                lose(self._namespace(_SWITCH), "lo", "both", 0.0)
+            else:
+                slow(self._namespace(_SWITCH), "lo", 10**9)
+        except BedError as error:
+            return f"this kernel cannot {verb}: {error}"
+        finally:
+            clear(self._namespace(_SWITCH), "lo")
+        return None
+
+    # --- processes ------------------------------------------------------------------------------------------
 
     def run(
         self,
@@ -132,54 +158,159 @@ class Bed:
         environment: Mapping[str, str] | None = None,
     ) -> subprocess.Popen[bytes]:
         """Start a command, and return once it is on the host. Its pid is the command's own: signals reach it."""
+        clock = self._clocks[host].environment() if host in self._clocks else {}
         process = subprocess.Popen(
             ["ip", "netns", "exec", self._namespace(host), *map(str, command)],
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
-            env=None if environment is None else {**os.environ, **environment},
+            env={**os.environ, **clock, **(environment or {})},
             start_new_session=True,  # Ctrl-C reaches only the tests, which end it
         )
         self._processes.append(process)
-        home = (_RUN / self._namespace(host)).stat().st_ino
-        while process.poll() is None and _namespace_of(process.pid) != home:
+        home = (NAMESPACES / self._namespace(host)).stat().st_ino
+        while process.poll() is None and home_of(process.pid) != home:
             time.sleep(0)  # `ip` is on its way there; whoever closes the bed now would not find it
         return process
 
-    def cut(self, host: str, bridge: int = 0) -> None:
-        """Pull the host's cable out of the bridge: no packet either way, connections stay as they are."""
+    def kill(self, host: str, pid: int) -> None:
+        """End a process of the host with SIGKILL. Raises `BedError` where it is not there, as `stop` does."""
+        self._signal(host, pid, signal.SIGKILL)
+        self._still.discard((host, pid))
+
+    def stop(self, host: str, pid: int) -> None:
+        """Let a process of the host stand still (SIGSTOP), and return once it does.
+
+        Raises:
+            BedError: no such process is on the host, or it does not come to stand still.
+        """
+        self._still.add((host, pid))
+        self._signal(host, pid, signal.SIGSTOP)
+        deadline = time.monotonic() + END_SECONDS
+        while not is_still(pid):
+            if pid not in self.pids(host) or time.monotonic() > deadline:
+                raise BedError(f"process {pid} on {host} was stopped, but has ended or goes on")
+
+    def proceed(self, host: str, pid: int) -> None:
+        """Let a process go on that stands still; nothing where it has ended since."""
+        self._still.discard((host, pid))
+        if pid in self.pids(host):
+            self._signal(host, pid, signal.SIGCONT)
+
+    # --- links ----------------------------------------------------------------------------------------------
+
+    def cut(self, host: str, bridge: int = 0, way: Way = "both") -> None:
+        """Pull the host's cable out of the bridge: no packet either way, connections stay as they are.
+
+        With a `way`, only packets "from" the host or only those "to" it are lost, and both ends see a link that is up.
+
+        Raises:
+            BedError: this kernel cannot cut one way, see `refusal`.
+        """
+        if way != "both":
+            self.drop(host, 1.0, bridge, way)
+            return
+        self._faulty.add((host, bridge))
         self._ip(_SWITCH, "link", "set", self._port(host, bridge), "down")
 
+    def drop(self, host: str, share: float, bridge: int = 0, way: Way = "both") -> None:
+        """Lose a share (0 to 1) of the packets of the host's link, at random.
+
+        Raises:
+            BedError: this kernel cannot, see `refusal`; or the share is none.
+        """
+        self._faulty.add((host, bridge))
+        lose(self._namespace(_SWITCH), self._port(host, bridge), way, share)
+
+    def limit(self, host: str, bits_per_second: int, bridge: int = 0, way: Way = "both") -> None:
+        """Let the host's link carry no more than this in each direction.
+
+        Raises:
+            BedError: this kernel cannot, see `refusal`.
+        """
+        self._faulty.add((host, bridge))
+        if way != "to":
+            slow(self._namespace(host), f"eth{bridge}", bits_per_second)
+        if way != "from":
+            slow(self._namespace(_SWITCH), self._port(host, bridge), bits_per_second)
+
     def heal(self, host: str, bridge: int = 0) -> None:
-        """Put the cable back."""
+        """Put the cable back, and undo every `drop` and `limit` of the link."""
+        self._faulty.discard((host, bridge))
+        clear(self._namespace(host), f"eth{bridge}")
+        clear(self._namespace(_SWITCH), self._port(host, bridge))
         self._ip(_SWITCH, "link", "set", self._port(host, bridge), "up")
 
     def take_down(self, host: str, bridge: int = 0) -> None:
         """Switch the host's own interface off: it has no route to the bridge any more."""
+        self._down.add((host, bridge))
         self._ip(host, "link", "set", f"eth{bridge}", "down")
 
     def bring_up(self, host: str, bridge: int = 0) -> None:
         """Switch the host's own interface on again."""
+        self._down.discard((host, bridge))
         self._ip(host, "link", "set", f"eth{bridge}", "up")
 
+    # --- disks and clocks -----------------------------------------------------------------------------------
+
+    def disk(self, host: str, directory: Path, size_bytes: int) -> None:
+        """Give the host a disk of this size at `directory`, which every process sees that is started afterwards.
+
+        Raises:
+            BedError: the host has one, or nothing can be mounted.
+        """
+        if host in self._disks:
+            raise BedError(f"{host} has a disk at {self._disks[host].directory}; a host has at most one")
+        self._disks[host] = Disk(self._namespace(host), directory, size_bytes)
+
+    def fill(self, host: str) -> None:
+        """Leave no byte free on the host's disk."""
+        self._disks[host].fill()
+
+    def free(self, host: str) -> None:
+        """Give back what `fill` took."""
+        self._disks[host].free()
+
+    def jump(self, host: str, seconds: float) -> None:
+        """Put the host's wall clock forward, or back where `seconds` is negative.
+
+        It is the clock of Python's `time.time` and `time.time_ns`, in every process on the host, at once. Nothing else
+        is shifted: neither the monotonic clock nor what other libraries and the kernel read.
+
+        Raises:
+            BedError: the bed was made without clocks.
+        """
+        if host not in self._clocks:
+            raise BedError(f"{host} has no clock of its own; make the bed with clocks=True")
+        clock = self._clocks[host]
+        clock.set(clock.offset + seconds)
+
     def mend(self) -> None:
-        """Undo every `cut` and `take_down`."""
-        for host in self.hosts:
-            for bridge in self.bridges:
-                self.heal(host, bridge)
-                self.bring_up(host, bridge)
+        """Undo all that was done to links, processes that stand still, disks and clocks."""
+        for host, bridge in list(self._faulty):
+            self.heal(host, bridge)
+        for host, bridge in list(self._down):
+            self.bring_up(host, bridge)
+        for host, pid in list(self._still):
+            self.proceed(host, pid)
+        for disk in self._disks.values():
+            disk.free()
+        for clock in self._clocks.values():
+            clock.set(0.0)
 
     # --- making it ------------------------------------------------------------------------------------------
 
     def _make(self) -> None:
         for place in (_SWITCH, *self.hosts):
-            _command("ip", "netns", "add", self._namespace(place))
+            command("ip", "netns", "add", self._namespace(place))
             self._ip(place, "link", "set", "lo", "up")
         for bridge in self.bridges:
             self._ip(_SWITCH, "link", "add", f"br{bridge}", "type", "bridge", "forward_delay", "0")
             self._ip(_SWITCH, "link", "set", f"br{bridge}", "up")
             for host in self.hosts:
                 self._connect(host, bridge)
+        if self._with_clocks:
+            self._clocks = {host: Clock(self._files / f"{host}.clock") for host in self.hosts}
 
     def _connect(self, host: str, bridge: int) -> None:
         port, interface = self._port(host, bridge), f"eth{bridge}"
@@ -196,63 +327,9 @@ class Bed:
         return f"{self._prefix}-{place}"
 
     def _ip(self, place: str, *arguments: str) -> None:
-        _command("ip", "-n", self._namespace(place), *arguments)
+        command("ip", "-n", self._namespace(place), *arguments)
 
-
-def sweep() -> list[str]:
-    """Remove what beds of dead test runs left; answers the names of their namespaces."""
-    removed: list[str] = []
-    for name in _command("ip", "netns", "list").split():
-        match = _NAME.fullmatch(name)
-        if match is not None and _start_time(int(match[1])) != int(match[2]):
-            _remove(name)
-            removed.append(name)
-    return removed
-
-
-def _start_time(pid: int) -> int:
-    """When the process started, in hundredths of a second since 1970; 0 where there is none."""
-    try:
-        return round(psutil.Process(pid).create_time() * 100)
-    except psutil.NoSuchProcess:
-        return 0
-
-
-def _namespace_of(pid: int) -> int:
-    """The inode of the network namespace that a process is in; 0 where it has ended."""
-    try:
-        return Path(f"/proc/{pid}/ns/net").stat().st_ino
-    except OSError:
-        return 0
-
-
-def _remove(namespace: str) -> None:
-    """End what runs in a namespace and delete it; nothing where it is gone already."""
-    deadline = time.monotonic() + _END_SECONDS
-    while pids := _pids(namespace):
-        if time.monotonic() > deadline:
-            raise BedError(f"processes {sorted(pids)} in {namespace} do not end")
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(_POLL_SECONDS)
-    with contextlib.suppress(BedError):
-        _command("ip", "netns", "delete", namespace)
-
-
-def _pids(namespace: str) -> set[int]:
-    """The living processes of a namespace; a zombie has left it."""
-    try:
-        return {int(pid) for pid in _command("ip", "netns", "pids", namespace).split()}
-    except BedError:
-        return set()
-
-
-def _command(*command: str) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_END_SECONDS, check=False)
-    except OSError as error:
-        raise BedError(f"{command[0]} cannot be run: {error}") from error
-    if done.returncode != 0:
-        raise BedError(f"`{' '.join(command)}` failed: {done.stderr.strip() or f'exit code {done.returncode}'}")
-    return done.stdout
+    def _signal(self, host: str, pid: int, number: signal.Signals) -> None:
+        if pid not in self.pids(host):
+            raise BedError(f"process {pid} is not on {host}")
+        os.kill(pid, number)

@@ -14,7 +14,8 @@ import msgspec
 
 from muster.bus import ControlClient
 from muster.errors import MusterError
-from muster.protocol import AnyReply, AnyRequest, Refused
+from muster.protocol import AnyRequest
+from muster.replies import AnyReply, Refused
 from muster.spec import Failure
 
 #: The longest silence that a request waits through.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -18,25 +19,13 @@ from bed import Bed
 from muster.bus import parse_endpoint
 from muster.events import Envelope, Event, Unknown, decode_envelope
 from muster.local import LocalCluster, Member
-from muster.protocol import (
-    AnyReply,
-    AnyRequest,
-    Chunk,
-    Create,
-    Created,
-    Delete,
-    Done,
-    Found,
-    Generate,
-    Get,
-    Query,
-    Snapshot,
-)
+from muster.protocol import AnyRequest, Create, Delete, Generate, Get, Query
+from muster.replies import AnyReply, Chunk, Created, Done, Found, Snapshot
 from muster.sampling import Message
 from muster.spec import Deadlines, GroupWorkload, InstanceId, InstanceSpec, NodeId
 from muster.state import Broken, Instance, Rank, Running, State, all_gone
 
-#: Clocks that make the loss of a node a matter of a second.
+#: Clocks that make the loss of a node a matter of a second; the default of a `NetCluster`.
 HEARTBEAT_SECONDS: Final = 0.2
 LEASE_SECONDS: Final = 1.0
 #: How long anything may take that has no deadline of its own: two shared cores may be busy.
@@ -60,8 +49,10 @@ class NetCluster(LocalCluster):
     """The coordinator runs on host "h0", and worker "h1" on host "h1", and so on, for every further host of the bed.
 
     `links` are the bridges whose addresses the workers offer; `None` leaves that to the workers. The coordinator
-    listens on its address on bridge 0, or on `listen`; either way the workers join there. No runner is kept warm, so
-    that a worker without ranks has no child but its reaper, and whatever else is left on a host is a leftover.
+    listens on its address on bridge 0, or on `listen`; either way the workers join there. No runner is kept warm unless
+    `node_options` say so: a worker without ranks has no child but its reaper, and what else is on a host is left over.
+    `coordinator_options` come last, so they may say otherwise than the arguments before. `places` are the hosts of
+    other members, by name: {"standby": "h3"}; `nodes` must leave them out.
     """
 
     def __init__(
@@ -72,31 +63,72 @@ class NetCluster(LocalCluster):
         links: Sequence[int] | None = None,
         listen: str | None = None,
         nodes: Sequence[str] | None = None,
+        heartbeat_seconds: float = HEARTBEAT_SECONDS,
+        lease_seconds: float = LEASE_SECONDS,
+        coordinator_options: Sequence[str] = (),
+        node_options: Sequence[str] = ("--pool", "0"),
+        log_level: str = "debug",
+        places: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(
             directory,
             bed.hosts[1:] if nodes is None else nodes,
             coordinator_options=(
                 *("--host", listen or bed.address(bed.hosts[0])),
-                *("--heartbeat", str(HEARTBEAT_SECONDS), "--lease", str(LEASE_SECONDS)),
+                *("--heartbeat", str(heartbeat_seconds), "--lease", str(lease_seconds)),
+                *coordinator_options,
             ),
-            node_options=("--pool", "0"),
-            log_level="debug",
+            node_options=node_options,
+            log_level=log_level,
         )
         self.bed = bed
         self._links = links
+        self._places = {"coordinator": bed.hosts[0], **(places or {})}
 
-    def start_coordinator(self) -> Member:
+    def start_coordinator(self, options: Sequence[str] = ()) -> Member:
         """Start the coordinator on the first host."""
-        member = super().start_coordinator()
+        member = super().start_coordinator(options)
         port = parse_endpoint(self.address).port
         self.address = f"{self.bed.address(self.bed.hosts[0])}:{port}"
         return member
+
+    def start_standby(self, port: int = 0, options: Sequence[str] = ()) -> Member:
+        """Start the standby on the host that `places` names."""
+        return super().start_standby(port, ("--host", self.bed.address(self.host_of("standby")), *options))
 
     def start_worker(self, node: str, *, wait: bool = True, options: Sequence[str] = ()) -> Member:
         """Start the worker of a host, with the addresses of this cluster's links."""
         addresses = [part for link in self._links or () for part in ("--address", self.bed.address(node, link))]
         return super().start_worker(node, wait=wait, options=(*addresses, *options))
+
+    def host_of(self, name: str) -> str:
+        """The host that a member ("coordinator", or a node) is on."""
+        return self._places.get(name, name)
+
+    def stop_process(self, name: str) -> None:
+        """Let the coordinator or a worker stand still (SIGSTOP); its runners go on."""
+        self.bed.stop(self.host_of(name), self.members[name].process.pid)
+
+    def proceed(self, name: str) -> None:
+        """Let it go on."""
+        self.bed.proceed(self.host_of(name), self.members[name].process.pid)
+
+    def restart(self, name: str, by: signal.Signals = signal.SIGKILL) -> Member:
+        """End a coordinator or a worker by a signal, and start it again: same ports, same directory.
+
+        Raises:
+            UnreachableError: it did not come up; the message quotes the end of its log.
+        """
+        process = self.members[name].process
+        process.send_signal(by)
+        process.wait(PATIENCE_SECONDS)
+        match name:
+            case "coordinator":
+                return self.start_coordinator()
+            case "standby":
+                return self.start_standby()
+            case _:
+                return self.start_worker(name)
 
     def client(self, host: str = "h0", address: str | None = None) -> NetClient:
         """A client on a host; it asks the coordinator at `address`, by default where the workers find it."""
@@ -107,11 +139,10 @@ class NetCluster(LocalCluster):
         ready = self.directory / f"{name}.ready"
         ready.unlink(missing_ok=True)
         log = self.directory / f"{name}.log"
-        host = self.bed.hosts[0] if name == "coordinator" else name
         options = ["--ready-file", str(ready), "--log-level", self._log_level]
         with log.open("ab") as output:
             command = [sys.executable, "-m", "muster", *arguments, *options]
-            process = self.bed.run(host, *command, stdout=output, stderr=subprocess.STDOUT)
+            process = self.bed.run(self.host_of(name), *command, stdout=output, stderr=subprocess.STDOUT)
         self.members[name] = Member(name, process, log, ready)
         return self.members[name]
 

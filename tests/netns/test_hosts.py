@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -121,3 +122,20 @@ def test_a_worker_that_cannot_reach_the_coordinator_says_so_and_joins_once_it_ca
     cluster.wait_nothing_left(ranks)
     worker.terminate()
     assert worker.wait(10) == 0
+
+
+def test_a_coordinator_and_a_worker_that_are_restarted_are_where_they_were(
+    cluster: NetCluster, client: NetClient
+) -> None:
+    address, boot = cluster.address, client.state().nodes[NodeId("h1")].info.boot
+    cluster.stop_process("h1")
+    client.wait_node("h1", lost=True)
+    cluster.proceed("h1")
+    client.wait_node("h1", lost=False)
+    cluster.restart("coordinator")
+    cluster.restart("h1", signal.SIGTERM)
+    assert cluster.address == address
+    node = client.wait_for(lambda state: state.nodes[NodeId("h1")].info.boot != boot, "h1 joins again").nodes[
+        NodeId("h1")
+    ]
+    assert node.lost is None

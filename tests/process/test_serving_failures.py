@@ -12,7 +12,8 @@ from kit import DEMO_MODEL, Client, Stage, assert_blames, free_ports, kill, spec
 
 from muster.demo.answers import CONVERSATIONS, ENDLESS_PROMPT
 from muster.events import InstanceFailed, InstanceReady
-from muster.protocol import Accepted, AnyReply, Chunk, Delete, Done, Generate, Refused, Started
+from muster.protocol import Delete, Generate
+from muster.replies import Accepted, AnyReply, Chunk, Done, Refused, Started
 from muster.sampling import SamplingParams
 from muster.spec import Deadlines, Failure, InstanceSpec, ModelWorkload, RestartOnFailure
 

@@ -23,19 +23,9 @@ from muster.events import (
     Unknown,
     kind_of,
 )
-from muster.protocol import (
-    AnyReply,
-    AnyRequest,
-    CancelGenerate,
-    Create,
-    Created,
-    Delete,
-    Get,
-    ReadOutput,
-    Refused,
-    Snapshot,
-)
-from muster.protocol import Outputs as OutputsReply
+from muster.protocol import AnyRequest, CancelGenerate, Create, Delete, Get, ReadOutput
+from muster.replies import AnyReply, Created, Refused, Snapshot
+from muster.replies import Outputs as OutputsReply
 from muster.spec import Failure, InstanceId, InstanceSpec
 from muster.state import Instance, State
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from muster.model.answer import Answer
 from muster.model.load import LoadedModel
 from muster.model.request import prepare
-from muster.protocol import Chunk, Generate
+from muster.protocol import Generate
+from muster.replies import Chunk
 from muster.sampling import SamplingParams
 
 MERGES = ("abc", "bc", "cab", "aa", "ba")

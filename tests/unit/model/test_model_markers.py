@@ -17,7 +17,8 @@ from test_model_answer import take_all
 from muster.model.answer import Answer
 from muster.model.load import LoadedModel
 from muster.model.request import prepare
-from muster.protocol import Chunk, Generate
+from muster.protocol import Generate
+from muster.replies import Chunk
 from muster.sampling import Message, SamplingParams, Tool, ToolCall
 
 TOOLS = (Tool(name="weather"), Tool(name="clock"))
