@@ -39,21 +39,9 @@ from muster.events import (
 )
 from muster.group.scope import owner_alive
 from muster.local import LocalCluster
-from muster.protocol import (
-    Chunk,
-    Create,
-    Created,
-    Delete,
-    Found,
-    Generate,
-    Get,
-    Outputs,
-    Query,
-    ReadOutput,
-    Refused,
-    Snapshot,
-)
+from muster.protocol import Create, Delete, Generate, Get, Query, ReadOutput
 from muster.render_trace import render
+from muster.replies import Chunk, Created, Found, Outputs, Refused, Snapshot
 from muster.sampling import Message
 from muster.spec import InstanceId, InstanceSpec, ModelWorkload, ScriptWorkload
 from muster.trace import timeline

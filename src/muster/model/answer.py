@@ -16,7 +16,7 @@ from muster.model.logprobs import token_logprob, with_raw
 from muster.model.markers import Markers, Parts
 from muster.model.request import PreparedRequest
 from muster.model.tokens import token_texts
-from muster.protocol import Chunk
+from muster.replies import Chunk
 from muster.sampling import FinishReason, SamplingParams, TokenLogprob
 
 #: Tokens without any text after which what is held back is given out as it is: no character is that long.
