@@ -118,7 +118,7 @@ class InstanceCreated(InstanceFact, frozen=True, kw_only=True, tag="instance.cre
 
 
 class AdoptedRank(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank that was found ready: what its events said when it came up."""
+    """A rank that was found ready: what its events said when it came up. One of a script may have ended with 0."""
 
     rank: int
     node: NodeId
@@ -130,6 +130,7 @@ class AdoptedRank(msgspec.Struct, frozen=True, kw_only=True):
     layers: tuple[int, int] | None = None
     sharding: str = "none"
     weights_bytes: int = 0
+    exit_code: int | None = None
 
 
 class AttemptStarted(InstanceFact, frozen=True, kw_only=True, tag="attempt.started"):

@@ -254,7 +254,7 @@ def _adopted(event: InstanceAdopted, envelope: Envelope) -> Instance:
             rank=found.rank,
             node=found.node,
             boot=found.boot,
-            state=Ready(),
+            state=Ready() if found.exit_code is None else Gone(found.exit_code),
             since_ns=envelope.time_ns,
             pid=found.pid,
             process_started=found.process_started,
@@ -325,7 +325,9 @@ def _fail_instance(state: State, event: InstanceFailed, time_ns: int) -> State:
     failed = 0 if settled else instance.failed_attempts
     if failure.phase is not Phase.PLACING:  # a placement that was refused is no attempt: nothing was started
         blamed, failed = {**blamed, failure.rank: blamed.get(failure.rank, 0) + 1}, failed + 1
-    if blames_node(failure) and wants_ranks(instance):
+    lost = state.nodes.get(failure.node) if failure.kind == "node-lost" else None
+    counted = lost is not None and any(fault >= lost.since_ns for fault in lost.faults_ns)
+    if blames_node(failure) and wants_ranks(instance) and not counted:  # one loss is one fault, however many it hits
         state = with_fault(state, failure.node, time_ns, settled=settled)
     return with_instance(
         state,

@@ -6,6 +6,7 @@ All are tagged Structs in msgpack, with the evolution rules of `muster.events`. 
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -23,6 +24,15 @@ from muster.spec import (
 )
 
 # --- control: worker or client → coordinator ----------------------------------------------------------------
+
+
+_INSTANCE = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+
+
+def check_term(term: int) -> None:
+    """Raises `ValueError` unless so many promotions can have been: a term grows by one with each."""
+    if not 0 <= term < 2**31:
+        raise ValueError(f"term is {term}; it must be between 0 and 2**31 - 1")
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -43,6 +53,9 @@ class Hello(Request, frozen=True, kw_only=True, tag="hello"):
     term: int = 0
     proof: str = ""  #: from the refusal of the hello before: the caller hears what it is told
 
+    def __post_init__(self) -> None:
+        check_term(self.term)
+
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
     """A live rank of a worker, with what is needed to adopt it. `ready` is whether it and all its siblings were."""
@@ -55,6 +68,17 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     rank: AdoptedRank
     ready: bool
     key: str = ""
+    ended: tuple[AdoptedRank, ...] = ()  #: ranks of a script that have ended with 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.world_size <= 1024 or self.world_size != self.spec.ranks:
+            raise ValueError(f"world_size is {self.world_size}; it must be that of the spec, {self.spec.ranks}")
+        if not 1 <= self.attempt < 2**31:
+            raise ValueError(f"attempt is {self.attempt}; it must be at least 1 and below 2**31")
+        if any(not 0 <= rank.rank < self.world_size for rank in (self.rank, *self.ended)):
+            raise ValueError(f"a rank is not below the world size {self.world_size}")
+        if not _INSTANCE.fullmatch(self.instance):
+            raise ValueError(f"instance is {self.instance!r}; an id is of lower-case letters, digits and '-'")
 
 
 class Replay(Request, frozen=True, kw_only=True, tag="replay"):
@@ -89,6 +113,7 @@ class Claim(Request, frozen=True, kw_only=True, tag="claim"):
     seconds: float
 
     def __post_init__(self) -> None:
+        check_term(self.term)
         if not 0 < self.seconds <= 86_400:
             raise ValueError(f"seconds is {self.seconds}; it must be above 0 and at most 86400")
 
@@ -99,6 +124,10 @@ class Drain(Request, frozen=True, kw_only=True, tag="drain"):
     node: NodeId
     reason: str = ""
     now: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.reason) > 500:
+            raise ValueError(f"reason has {len(self.reason)} characters; at most 500 are kept")
 
 
 class Resume(Request, frozen=True, kw_only=True, tag="resume"):

@@ -26,8 +26,13 @@ from muster.events import (
     InstanceCreated,
     InstanceDeleted,
     InstanceFailed,
+    NodeDraining,
+    NodeHeard,
     NodeJoined,
     NodeLost,
+    NodeResumed,
+    NodeSetAside,
+    NodeSuspected,
     RankGone,
     RankPrepared,
     RankReady,
@@ -740,3 +745,16 @@ def test_rank_prepared_is_found_by_its_node(log: EventLog) -> None:
     gone = RankGone(instance=INSTANCES[0], attempt=3, rank=1, node=NODES[1], boot=BOOT, exit_code=-9)
     log.append([envelope(1, prepared), envelope(2, gone)])
     assert [item.event() for item in log.query(Query(node=NODES[1], kinds=("rank.",)))] == [prepared, gone]
+
+
+def test_whatever_is_about_a_node_is_found_by_it(log: EventLog) -> None:
+    node = NODES[0]
+    about: list[Event] = [
+        NodeSuspected(node=node, boot=BOOT, reason="late"),
+        NodeHeard(node=node, boot=BOOT),
+        NodeDraining(node=node),
+        NodeSetAside(node=node, boot=BOOT, reason="it keeps failing"),
+        NodeResumed(node=node),
+    ]
+    log.append([envelope(sequence, event) for sequence, event in enumerate(about, start=1)])
+    assert [item.event() for item in log.query(Query(node=node))] == about

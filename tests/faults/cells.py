@@ -208,6 +208,8 @@ def _lost_node(cell: Cell) -> Expected:
     answers = _answers(cell)
     if cell.phase is Phase.DECODING:  # its runner may bring the answer to an end within the lease
         answers |= {Answer.DONE}
+    if cell.phase is Phase.PREFILLING:  # or begin it
+        answers |= {Answer.REFUSED}
     return Expected(_RECOVERED, LEASE_SECONDS + 1.0, frozenset({"node-lost"}), True, "", answers)
 
 

@@ -309,3 +309,12 @@ def test_settings_scale_the_clocks() -> None:
     cluster = Cluster("a", "b", settings=Settings(lease_seconds=1.0))
     assert kinds(cluster.advance(0.6, heard=("a",))) == ["node.suspected"]
     assert kinds(cluster.advance(0.5, heard=("a",))) == ["node.lost"]
+
+
+def test_one_loss_of_a_node_is_one_fault_however_many_instances_it_hits() -> None:
+    cluster = Cluster("a", "b")
+    for name in ("one", "two", "three"):
+        cluster.create(msgspec.structs.replace(GROUP, nodes=(A, B)), InstanceId(name))
+    cluster.advance(6.0, heard=("a",))
+    assert all(isinstance(instance.status, Broken) for instance in cluster.state.instances.values())
+    assert len(cluster.state.nodes[B].faults_ns) == 1

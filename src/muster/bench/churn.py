@@ -145,7 +145,9 @@ class _Churn:
             async with anyio.create_task_group() as busy:
                 for _ in range(self._settings.http_clients):
                     target = self._own.target(_MODEL)
-                    busy.start_soon(ask_by_http, target, self.found.outcomes, self._outages, numbers, self._goes_on)
+                    ready = partial(self._ready_seconds, asked)
+                    outcomes, outages = self.found.outcomes, self._outages
+                    busy.start_soon(ask_by_http, target, outcomes, outages, numbers, self._goes_on, ready)
                 for _ in range(self._settings.control_clients):
                     address = self._own.cluster.address
                     busy.start_soon(
@@ -161,6 +163,13 @@ class _Churn:
     @property
     def _seconds(self) -> float:
         return time.monotonic() - self._began
+
+    def _ready_seconds(self, instance: InstanceId) -> float:
+        """For how long the model has been ready, 0 while it is not."""
+        asked = self._observer.state.instances.get(instance)
+        if asked is None or not isinstance(asked.status, Running):
+            return 0.0
+        return time.time() - asked.since_ns / 1e9
 
     def _goes_on(self) -> bool:
         return self._seconds < self._settings.seconds

@@ -20,6 +20,10 @@ from muster.sampling import Message, SamplingParams
 REQUEST_SECONDS = 60.0
 #: The longest silence that a client of the control socket bears, and before it the longest wait for a first token.
 _SILENCE_SECONDS, _WAIT_SECONDS = 20.0, 15.0
+#: Within so long after it became ready, a model may still be at the requests that came before.
+_QUEUED_SECONDS = 10.0
+#: The kind of a request whose client left while the model was not ready.
+STILL_WAITS = "still-waits"
 _TOKENS = 24
 _PAUSE_SECONDS = 0.05
 #: After an error: who is told that nobody is there does not ask a thousand times a second.
@@ -27,9 +31,18 @@ _REST_SECONDS = 0.3
 
 
 async def ask_by_http(
-    target: Target, outcomes: Outcomes, outages: Sequence[Outage], numbers: Iterator[int], more: Callable[[], bool]
+    target: Target,
+    outcomes: Outcomes,
+    outages: Sequence[Outage],
+    numbers: Iterator[int],
+    more: Callable[[], bool],
+    ready_seconds: Callable[[], float],
 ) -> None:
-    """Ask one thing after the other for as long as `more` says so."""
+    """Ask one thing after the other for as long as `more` says so.
+
+    A request may wait in the queue longer than the client does: it is lost only where the model has been ready for a
+    while, as `ready_seconds` tells; else it is one that still waits.
+    """
     while more():
         request = Ask(messages=(("user", prompt(next(numbers))),), max_tokens=_TOKENS)
         began = time.monotonic()
@@ -37,6 +50,9 @@ async def ask_by_http(
         with anyio.move_on_after(REQUEST_SECONDS):
             reading = await ask(target, request)
             error = kind_of_error(reading.error) if reading.error else None
+        if error is not None and error.startswith(SILENT) and time.monotonic() - began >= REQUEST_SECONDS:
+            seconds = ready_seconds()
+            error = STILL_WAITS if seconds < _QUEUED_SECONDS else f"{error}, with the model ready for {seconds:.0f} s"
         outcomes.add(error, began, time.monotonic(), outages)
         await anyio.sleep(_PAUSE_SECONDS if error is None else _REST_SECONDS)
 

@@ -119,15 +119,20 @@ async def find_active(endpoints: Sequence[Endpoint], terms: Terms, roles: dict[E
 
 
 async def seek(
-    endpoints: Sequence[Endpoint], terms: Terms, within_seconds: float, *, standby: bool = False
+    endpoints: Sequence[Endpoint], terms: Terms, within_seconds: float, *, standby: bool = False, other: bool = False
 ) -> Endpoint | None:
-    """The address of the coordinator to follow, or of a standby for who makes do with one; `None` for neither."""
+    """The address of the coordinator to follow, or of a standby for who makes do with one; `None` for neither.
+
+    `other` makes do with whatever answers: a coordinator that may not write says so itself.
+    """
     roles: dict[Endpoint, Role] = {}
     found: Endpoint | None = None
     with anyio.move_on_after(within_seconds):
         found = await find_active(endpoints, terms, roles)
     if found is None and standby:
         found = next((endpoint for endpoint, role in roles.items() if role.role == "standby"), None)
+    if found is None and other:
+        found = next(iter(roles), None)
     return found
 
 

@@ -78,7 +78,7 @@ class Drained:
     def _look(self, state: State, sequence: int) -> bool:
         """Say what is new. Whether the state is new enough to be judged."""
         self._note(state)
-        if state.sequence < sequence:
+        if not self._watched.reached(sequence):
             return False
         for node in self._nodes:
             for instance, _ in left_on(state, node):

@@ -64,7 +64,7 @@ async def _attend(client: ControlClient, watcher: Watcher, created: Created) -> 
     latest: Instance | None = None
 
     async def over() -> None:
-        await watcher.until(lambda state: state.sequence >= created.sequence and is_over(state, name))
+        await watcher.until(lambda state: watcher.reached(created.sequence, name) and is_over(state, name))
         nonlocal latest
         latest = watcher.state.instances.get(name)
         group.cancel_scope.cancel()

@@ -322,7 +322,7 @@ async def remove(
     async with watching(client) as watcher:
         with anyio.move_on_after(wait_seconds):
             await watcher.until(
-                lambda state: state.sequence >= last and not any(name in state.instances for name in instances)
+                lambda state: watcher.reached(last) and not any(name in state.instances for name in instances)
             )
         state = watcher.state
     _echo([] if quiet else [name for name in instances if name not in state.instances])

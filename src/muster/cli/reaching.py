@@ -9,7 +9,10 @@ import anyio
 
 from muster import paths
 from muster.bus import ControlClient, Endpoint, Terms, seek
+from muster.cli.errors import show_note
 from muster.errors import UnreachableError
+from muster.protocol import Who
+from muster.replies import Role
 
 #: How long a TCP connection to the coordinator may take.
 CONNECT_SECONDS = 3.0
@@ -29,11 +32,14 @@ async def reach(client: ControlClient) -> None:
     if len(client.endpoints) == 1:
         await knock(client.endpoint)
         return
-    found = await seek(client.endpoints, Terms(), CONNECT_SECONDS, standby=True)
+    found = await seek(client.endpoints, Terms(), CONNECT_SECONDS, standby=True, other=True)
     if found is None:
         addresses = ", ".join(f"{endpoint.host}:{endpoint.port}" for endpoint in client.endpoints)
         raise UnreachableError(f"there is no active coordinator at any of {addresses}", remedy=_REMEDY)
     client.move(found)
+    role = await client.ask(Who(), CONNECT_SECONDS, Role)
+    if role.role != "active":
+        show_note(f"answered by the {role.role} coordinator at {found.host}:{found.port}; {role.reason}".rstrip("; "))
 
 
 async def knock(endpoint: Endpoint) -> None:

@@ -166,6 +166,10 @@ def coordinator(
         peer=parse_endpoint(peer) if peer is not None else None,
         witness=parse_endpoint(witness, DEFAULT_WITNESS_PORT) if witness is not None else None,
     )
+    itself = (host if host != "0.0.0.0" else "127.0.0.1", port)
+    for option, other in (("--standby-of", partners.standby_of), ("--peer", partners.peer)):
+        if other is not None and (other.host, other.port) == itself:
+            raise RequestError(f"{option} is this coordinator's own address", remedy="Give the other coordinator's.")
     if partners.peer is not None and partners.standby_of not in (None, partners.peer):
         raise RequestError(
             f"--peer is {peer} and --standby-of is {standby_of}", remedy="There are two coordinators: name the other."

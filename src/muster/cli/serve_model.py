@@ -216,7 +216,9 @@ class _Service:
             watcher.shown.add(created.instance)
             with shown:
                 await watcher.until(
-                    lambda state: state.sequence >= created.sequence and is_settled(state, created.instance)
+                    lambda state: (
+                        watcher.reached(created.sequence, created.instance) and is_settled(state, created.instance)
+                    )
                 )
             instance = watcher.state.instances.get(created.instance)
         if instance is not None and isinstance(instance.status, Running):

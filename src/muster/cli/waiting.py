@@ -40,9 +40,9 @@ async def until_awaited(
     """
     with anyio.move_on_after(seconds):
         await watcher.until(
-            lambda state: state.sequence >= sequence and all(is_awaited(state, name) for name in instances)
+            lambda state: watcher.reached(sequence, *instances) and all(is_awaited(state, name) for name in instances)
         )
-    if watcher.state.sequence < sequence:  # so little time that its own event was not even seen
+    if not watcher.reached(sequence, *instances):  # so little time that its own event was not even seen
         return (await view(client)).state
     return watcher.state
 

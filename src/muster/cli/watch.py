@@ -16,6 +16,7 @@ from muster.cli.client import view
 from muster.cli.errors import show_note
 from muster.cli.render import exit_text
 from muster.errors import MusterError
+from muster.events import InstanceCleared
 from muster.protocol import Progress
 from muster.spec import InstanceId, Phase
 from muster.state import (
@@ -126,8 +127,23 @@ class Watched:
     def __init__(self) -> None:
         self._changed = anyio.Event()
         self._said: dict[InstanceId, tuple[int, str]] = {}
+        self._log: tuple[str, int] | None = None  #: epoch and term of the first state: who counts the events
+        self._cleared: set[InstanceId] = set()
         self.state = State()
         self.shown: set[InstanceId] = set()
+
+    def reached(self, sequence: int, *instances: InstanceId) -> bool:
+        """Whether the state is as new as that event.
+
+        Another log counts from elsewhere: there it is new enough once it says what became of these instances.
+        """
+        if self._log == (self.state.epoch, self.state.term):
+            return self.state.sequence >= sequence
+        return all(name in self.state.instances or name in self._cleared for name in instances)
+
+    def clear(self, instance: InstanceId) -> None:
+        """A coordinator that did not know the instance has judged that it is not kept."""
+        self._cleared.add(instance)
 
     async def until(self, condition: Callable[[State], bool]) -> None:
         """Wait until the state is so."""
@@ -137,6 +153,7 @@ class Watched:
     def take(self, state: State) -> None:
         """Take a newer state: show what is new in it, and wake whoever waits for it."""
         self.state = state
+        self._log = self._log or (state.epoch, state.term)
         for instance in state.instances.values():
             if instance.id in self.shown:
                 self.say_what_follows(instance)
@@ -178,7 +195,9 @@ class Watcher(Watched):
                         show_note("the coordinator is back")
                     lost = False
                     self.take(state)
-                case Applied(state=state):
+                case Applied(event=event, state=state):
+                    if isinstance(event, InstanceCleared):
+                        self.clear(event.instance)
                     self.take(state)
                 case Disconnected():
                     if not lost:

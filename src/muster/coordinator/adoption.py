@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from muster.events import AdoptedRank, Event, InstanceAdopted, InstanceCleared
+from muster.events import AdoptedRank, InstanceAdopted, InstanceCleared
 from muster.lifecycle import SECOND, Settings
 from muster.protocol import Held
 from muster.spec import InstanceId, InstanceSpec
@@ -40,15 +40,15 @@ class Adoption:
         for held in found:
             key = (held.instance, held.attempt)
             find = self._finds.setdefault(key, _Find(held, now_ns + self._lease_ns, {}))
-            find.ranks[held.rank.rank] = held.rank
+            find.ranks |= {rank.rank: rank for rank in (*held.ended, held.rank)}
             if not held.ready and not find.flaw:
                 find.flaw = f"rank {held.rank.rank} on node {held.rank.node} was found, and not all ranks were ready"
             judging.append(held.instance)
         return tuple(judging)
 
-    def due(self, state: State, now_ns: int) -> list[Event]:
+    def due(self, state: State, now_ns: int) -> list[InstanceAdopted | InstanceCleared]:
         """What must be logged now. Each instance is judged once."""
-        events: list[Event] = []
+        events: list[InstanceAdopted | InstanceCleared] = []
         for key, find in list(self._finds.items()):
             event = _verdict(find, state, now_ns)
             if event is not None:
@@ -62,14 +62,14 @@ class Adoption:
         return min((find.until_ns for find in self._finds.values()), default=None)
 
 
-def _verdict(find: _Find, state: State, now_ns: int) -> Event | None:
+def _verdict(find: _Find, state: State, now_ns: int) -> InstanceAdopted | InstanceCleared | None:
     held = find.held
     if held.instance in state.instances:
         other = state.instances[held.instance].attempt
         return _cleared(held, f"attempt {other} of it was adopted")
     if find.flaw:
         return _cleared(held, find.flaw)
-    gone = [rank for rank in find.ranks.values() if not _is_there(rank, state)]
+    gone = [rank for rank in find.ranks.values() if rank.exit_code is None and not _is_there(rank, state)]
     missing = sorted(set(range(held.world_size)) - set(find.ranks) | {rank.rank for rank in gone})
     if not missing:
         ranks = tuple(find.ranks[number] for number in range(held.world_size))

@@ -100,7 +100,7 @@ class Authority:
 
     def _say(self, now: Right) -> None:
         objection = {
-            Right.WRITE: "this coordinator has its votes again, and goes on",
+            Right.WRITE: "this coordinator has its votes, and goes on",
             Right.WAIT: "no vote was renewed for a lease: this coordinator changes and publishes nothing until it is",
             Right.NONE: f"FENCED: a coordinator with term {self.tenure.surpassed} has taken over from this one's term "
             f"{self.term}; it changes and publishes nothing any more. To make it a standby, start it again: "

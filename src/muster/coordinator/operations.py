@@ -55,7 +55,7 @@ def retry(ledger: Ledger, request: Retry) -> Accepted | Refused:
             case Starting() | Running():
                 raise RequestError(
                     f"{instance.id} has not failed, it is {status_name(instance.status)}",
-                    remedy="To end this attempt and place it afresh: muster retry --move",
+                    remedy=f"To end this attempt and place it afresh: muster retry --move {instance.id}",
                 )
             case Ending():
                 return Accepted(instance=instance.id, sequence=ledger.state.sequence)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
@@ -33,6 +34,7 @@ from muster.events import (
     CoordinatorStarted,
     Envelope,
     Event,
+    InstanceCleared,
     InstanceDeleted,
     InstanceFact,
     InstanceFailed,
@@ -41,6 +43,7 @@ from muster.events import (
     NodeLost,
     Unknown,
     encode_envelope,
+    kind_of,
 )
 from muster.lifecycle import SECOND, Settings
 from muster.protocol import (
@@ -104,6 +107,7 @@ class Coordinator:
         self._registrar = Registrar(settings.clocks)
         self._outputs = OutputStore()
         self._beats: dict[NodeId, Beat] = {}
+        self._greeted: dict[NodeId, BootId] = {}  #: who has said hello to this run of the coordinator
         self._generations: dict[tuple[bytes, int], Request] = {}  #: of the control socket, by connection and call
         self._nudge = anyio.Event()
         self.http_port: int | None = None  #: of the HTTP API beside it, told to whoever says hello
@@ -201,7 +205,8 @@ class Coordinator:
         self._ledger.settle()
         while events := self._adoption.due(self._ledger.state, self._ledger.clock.now_ns()):
             for event in events:
-                logger.warning("{}", event)
+                told = event.reason if isinstance(event, InstanceCleared) else "every rank of it was found ready"
+                logger.warning("{} {}: {}", kind_of(event), event.instance, told)
                 self._ledger.commit(event)
             self._ledger.settle()
 
@@ -332,15 +337,18 @@ class Coordinator:
             if verdict.lost is not None:
                 old = self._ledger.state.nodes[info.node].info.boot
                 self._ledger.commit(NodeLost(node=info.node, boot=old, reason=verdict.lost))
-            if verdict.joins:
+            if verdict.joins or self._greeted.get(info.node) != info.boot:  # a deaf one says hello again and again
+                self._greeted[info.node] = info.boot
                 self._ledger.heard_ns[info.node] = now
+            if verdict.joins:
                 logger.info("node {} joined from {} (pid {})", info.node, info.hostname, info.pid)
                 self._beats.pop(info.node, None)
                 self._ledger.commit(NodeJoined(info=info), origin=info.node)
-            judging = self._judge(hello.holds, now)
+            own = [held for held in hello.holds if (held.rank.node, held.rank.boot) == (info.node, info.boot)]
+            judging = self._judge(own, now)
         self._answer(incoming, self._welcome(judging))
 
-    def _judge(self, holds: tuple[Held, ...], now_ns: int) -> tuple[InstanceId, ...]:
+    def _judge(self, holds: Sequence[Held], now_ns: int) -> tuple[InstanceId, ...]:
         """Which of the instances that a worker holds this log has never heard of."""
         unknown = [held for held in holds if held.instance not in self._ledger.state.instances]
         logged = {

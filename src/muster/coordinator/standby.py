@@ -178,7 +178,7 @@ class Standby:
 
     def _wait_for(self, reason: str) -> None:
         self._aligned = False
-        if not self._reads.reason:
+        if self._reads.reason != reason:
             logger.warning("{} is not followed any more: {}; trying again until it is", self._target, reason)
         self._reads.reason = reason
 

@@ -20,6 +20,8 @@ from muster.replies import Role, Vote
 CAUTION = 0.1
 #: Epochs that one witness keeps apart; a stranger must not fill its memory.
 EPOCHS_MAXIMUM = 256
+#: A grant that ended so long ago makes room for another epoch, where there are too many.
+_FORGOTTEN_SECONDS = 86_400.0
 
 
 # --- a voter ------------------------------------------------------------------------------------------------
@@ -55,12 +57,18 @@ def vote(voter: Voter, claim: Claim, now: float) -> tuple[Voter, Vote]:
         return voter, Vote(granted=False, term=grant.term, holder=grant.holder, remaining_seconds=remaining)
     given = Grant(term=claim.term, holder=claim.holder, until=now + claim.seconds, seconds=claim.seconds)
     answer = Vote(granted=True, term=claim.term, holder=claim.holder, remaining_seconds=claim.seconds)
-    return Voter(grants={**voter.grants, claim.epoch: given}, quiet_until=voter.quiet_until), answer
+    kept = voter.grants if len(voter.grants) < EPOCHS_MAXIMUM else _current(voter, now)
+    return Voter(grants={**kept, claim.epoch: given}, quiet_until=voter.quiet_until), answer
+
+
+def _current(voter: Voter, now: float) -> dict[str, Grant]:
+    """The grants that may not be forgotten yet: of a cluster that is over for a day nobody asks any more."""
+    return {epoch: grant for epoch, grant in voter.grants.items() if now - grant.until < _FORGOTTEN_SECONDS}
 
 
 def _may_have(voter: Voter, grant: Grant | None, claim: Claim, now: float) -> bool:
     if grant is None:
-        return now >= voter.quiet_until and len(voter.grants) < EPOCHS_MAXIMUM
+        return now >= voter.quiet_until and len(_current(voter, now)) < EPOCHS_MAXIMUM
     if claim.holder == grant.holder:
         return claim.term >= grant.term
     return claim.term > grant.term and now >= grant.until

@@ -12,8 +12,13 @@ from muster.events import (
     Envelope,
     InstanceFact,
     InstanceFailed,
+    NodeDraining,
+    NodeHeard,
     NodeJoined,
     NodeLost,
+    NodeResumed,
+    NodeSetAside,
+    NodeSuspected,
     RankFact,
     Unknown,
     kind_of,
@@ -188,7 +193,9 @@ def index_of(envelope: Envelope) -> Index:
             return _index(kind_of(event), event.instance, event.attempt)
         case NodeJoined(info=info):
             return _index(kind_of(event), node=info.node)
-        case NodeLost(node=node):
+        case NodeLost(node=node) | NodeSuspected(node=node) | NodeHeard(node=node):
+            return _index(kind_of(event), node=node)
+        case NodeDraining(node=node) | NodeSetAside(node=node) | NodeResumed(node=node):
             return _index(kind_of(event), node=node)
         case _:
             return _index(kind_of(event))

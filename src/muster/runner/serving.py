@@ -339,7 +339,7 @@ class Serving:
 def _deleted() -> Failure:
     return Failure(
         kind="instance-deleted",
-        message="the instance is being deleted and takes nothing new",
+        message="the instance is being ended and takes nothing new",
         remedy="Ask again: another instance of the model may serve it.",
         phase=Phase.RUNNING,
         retryable=True,
@@ -349,7 +349,7 @@ def _deleted() -> Failure:
 def _cut_off() -> Failure:
     return Failure(
         kind="answer-lost",
-        message="the instance was deleted before the answer was complete",
+        message="the instance was ended before the answer was complete",
         remedy="Ask again, or give the instance more drain_seconds.",
         phase=Phase.RUNNING,
         retryable=True,

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from muster.events import AdoptedRank, RankFailed, RankGone
 from muster.protocol import Held
 from muster.spec import BootId, Failure, InstanceId
-from muster.state import Assigned, Failed, Gone, Instance, Rank, Ready, Running, State, phase_of, wants_ranks
+from muster.state import Assigned, Failed, Gone, Instance, Rank, Ready, Running, State, is_script, phase_of, wants_ranks
 from muster.worker.watch import Place
 
 #: An instance's id, the attempt, and the rank.
@@ -28,6 +28,8 @@ def holdings(places: Iterable[Place], state: State, kept: State, boot: BootId) -
         rank = known.ranks[place.rank]
         if rank.boot != boot or isinstance(rank.state, Failed):
             continue
+        script = is_script(known)
+        ended = [one for one in known.ranks if script and isinstance(one.state, Gone)]
         found.append(
             Held(
                 instance=known.id,
@@ -35,19 +37,25 @@ def holdings(places: Iterable[Place], state: State, kept: State, boot: BootId) -
                 spec=known.spec,
                 backend=known.backend,
                 world_size=len(known.ranks),
-                rank=_adoptable(rank, boot),
-                ready=isinstance(known.status, Running) and all(isinstance(one.state, Ready) for one in known.ranks),
+                rank=_adoptable(rank),
+                ready=isinstance(known.status, Running) and all(_is_up(one, script=script) for one in known.ranks),
+                ended=tuple(map(_adoptable, ended)),
                 key=known.key,
             )
         )
     return tuple(found)
 
 
-def _adoptable(rank: Rank, boot: BootId) -> AdoptedRank:
+def _is_up(rank: Rank, *, script: bool) -> bool:
+    """Whether the rank is ready, or is one of a script and has ended well."""
+    return isinstance(rank.state, Ready) or (script and isinstance(rank.state, Gone) and rank.state.exit_code == 0)
+
+
+def _adoptable(rank: Rank) -> AdoptedRank:
     return AdoptedRank(
         rank=rank.rank,
         node=rank.node,
-        boot=boot,
+        boot=BootId(rank.boot),
         pid=rank.pid,
         process_started=rank.process_started,
         addresses=rank.addresses,
@@ -55,6 +63,7 @@ def _adoptable(rank: Rank, boot: BootId) -> AdoptedRank:
         layers=rank.layers,
         sharding=rank.sharding,
         weights_bytes=rank.weights_bytes,
+        exit_code=rank.state.exit_code if isinstance(rank.state, Gone) else None,
     )
 
 

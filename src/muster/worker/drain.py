@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 
 from muster.rank_protocol import Stop
-from muster.state import Deleting, Failed, Gone, State
+from muster.state import Deleting, Ending, Failed, Gone, State
 from muster.worker.process import RunnerProcess
 from muster.worker.watch import Place, StateWatch
 
@@ -15,7 +15,7 @@ from muster.worker.watch import Place, StateWatch
 def drain_seconds(place: Place, state: State) -> float:
     """How long the rank may go on with what it has begun; 0 where it may not, or can not since another rank ended."""
     instance = state.instances.get(place.id)
-    if instance is None or instance.attempt != place.attempt or not isinstance(instance.status, Deleting):
+    if instance is None or instance.attempt != place.attempt or not isinstance(instance.status, Deleting | Ending):
         return 0.0
     if any(isinstance(rank.state, Failed | Gone) for rank in instance.ranks):
         return 0.0

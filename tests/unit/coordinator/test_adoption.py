@@ -11,7 +11,7 @@ from muster.events import AdoptedRank, Event, InstanceAdopted, InstanceCleared, 
 from muster.lifecycle import SECOND, Settings
 from muster.protocol import Held
 from muster.spec import BootId, GroupWorkload, InstanceId, InstanceSpec, NodeId
-from muster.state import Ready, Running
+from muster.state import Gone, Ready, Running
 
 ONE = InstanceId("one")
 SPEC = InstanceSpec(workload=GroupWorkload(), ranks=2, name="g", memory_bytes=1)
@@ -26,7 +26,7 @@ def held(rank: int, *, ready: bool = True, attempt: int = 3, boot: str = "boot-1
     )
 
 
-def judge(adoption: Adoption, books: Books, now_ns: int) -> list[Event]:
+def judge(adoption: Adoption, books: Books, now_ns: int) -> list[InstanceAdopted | InstanceCleared]:
     events = adoption.due(books.ledger.state, now_ns)
     for event in events:
         books.ledger.commit(event)
@@ -104,3 +104,21 @@ def test_a_name_that_was_given_away_meanwhile_is_not_given_twice() -> None:
     judge(adoption, books, 0)
     names = [instance.spec.name for instance in books.ledger.state.instances.values()]
     assert names == ["g", None]
+
+
+def test_a_script_of_which_a_rank_has_ended_well_is_adopted_with_that() -> None:
+    books, adoption = Books("a", "b"), Adoption(Settings())
+    ended = msgspec.structs.replace(held(1).rank, exit_code=0)
+    adoption.note([msgspec.structs.replace(held(0), ended=(ended,))], 0)
+    (event,) = judge(adoption, books, 0)
+    assert isinstance(event, InstanceAdopted)
+    assert [rank.state for rank in books.ledger.state.instances[ONE].ranks] == [Ready(), Gone(0)]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("world_size", 4_000_000), ("world_size", 0), ("attempt", -1), ("instance", "\x1b[31m")]
+)
+def test_what_no_worker_can_hold_is_refused(field: str, value: object) -> None:
+    fields = {**msgspec.to_builtins(held(0)), field: value}
+    with pytest.raises(msgspec.ValidationError, match=field):
+        msgspec.convert(fields, Held)

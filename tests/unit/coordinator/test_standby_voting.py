@@ -79,6 +79,9 @@ def test_epochs_do_not_meet_and_are_bounded() -> None:
     full = Voter(grants={str(number): voter.grants[EPOCH] for number in range(EPOCHS_MAXIMUM)})
     assert not vote(full, claim(1, "a", "one more"), 0.0)[1].granted
     assert vote(full, claim(7, "a", "0"), 0.0)[1].granted
+    after, answer = vote(full, claim(1, "a", "one more"), 2 * 86_400.0)
+    assert answer.granted, "what ended a day ago makes room"
+    assert list(after.grants) == ["one more"]
 
 
 def test_a_voter_that_may_have_forgotten_grants_nothing_at_first() -> None:

@@ -11,8 +11,20 @@ import pytest
 
 from muster.rank_protocol import Stop, ToRank
 from muster.spec import Assignment, BootId, Failure, InstanceId, InstanceSpec, ModelWorkload, NodeId
-from muster.state import Deleting, Failed, Gone, Instance, InstanceStatus, Rank, RankState, Ready, Running, State
-from muster.worker.drain import drain
+from muster.state import (
+    Deleting,
+    Ending,
+    Failed,
+    Gone,
+    Instance,
+    InstanceStatus,
+    Rank,
+    RankState,
+    Ready,
+    Running,
+    State,
+)
+from muster.worker.drain import drain, drain_seconds
 from muster.worker.process import RunnerProcess
 from muster.worker.watch import Place, StateWatch
 
@@ -135,3 +147,11 @@ async def test_the_drain_ends_when_it_makes_no_sense_any_more(stand: Stand, happ
         await anyio.wait_all_tasks_blocked()
         assert stand.sent == [Stop(drain_seconds=LONG)]
         happens(stand)
+
+
+async def test_an_attempt_that_is_moved_may_finish_too() -> None:
+    stand = Stand()
+    stand.become(Ending("node a is being drained", LONG))
+    stand.gone.set()
+    stand.sent.clear()
+    assert drain_seconds(stand.place, stand.watch.state) == LONG
