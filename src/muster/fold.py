@@ -7,6 +7,7 @@ from typing import assert_never
 import msgspec
 
 from muster.events import (
+    AdoptedRank,
     AttemptEnding,
     AttemptStarted,
     CoordinatorStarted,
@@ -144,9 +145,11 @@ def _fold(state: State, event: Event, envelope: Envelope) -> State:
 def _fold_instance(state: State, event: InstanceEvent, envelope: Envelope) -> State:
     match event:
         case InstanceCreated():
-            return with_instance(state, _created(event, envelope))
+            ranks = _assigned(event.assignments, envelope.time_ns)
+            return with_instance(state, _new(event, envelope, Starting(), ranks))
         case InstanceAdopted():
-            return with_instance(state, _adopted(event, envelope))
+            ranks = _adopted(event.ranks, envelope.time_ns)
+            return with_instance(state, _new(event, envelope, Running(), ranks))
         case InstanceCleared():
             return state  # it was never in this log
         case AttemptStarted():
@@ -232,30 +235,32 @@ def _end_of(instance: Instance, rank: Rank, exit_code: int | None) -> Failure | 
     )
 
 
-def _created(event: InstanceCreated, envelope: Envelope) -> Instance:
+def _new(
+    event: InstanceCreated | InstanceAdopted, envelope: Envelope, status: InstanceStatus, ranks: tuple[Rank, ...]
+) -> Instance:
     return Instance(
         id=event.instance,
         spec=event.spec,
         created_ns=envelope.time_ns,
         attempt=event.attempt,
         backend=event.backend,
-        status=Starting(),
+        status=status,
         since_ns=envelope.time_ns,
-        ranks=_assigned(event.assignments, envelope.time_ns),
+        ranks=ranks,
         created_by=envelope.sequence,
         caused_by=envelope.sequence,
         key=event.key,
     )
 
 
-def _adopted(event: InstanceAdopted, envelope: Envelope) -> Instance:
-    ranks = tuple(
+def _adopted(found_ranks: tuple[AdoptedRank, ...], time_ns: int) -> tuple[Rank, ...]:
+    return tuple(
         Rank(
             rank=found.rank,
             node=found.node,
             boot=found.boot,
             state=Ready() if found.exit_code is None else Gone(found.exit_code),
-            since_ns=envelope.time_ns,
+            since_ns=time_ns,
             pid=found.pid,
             process_started=found.process_started,
             addresses=found.addresses,
@@ -264,20 +269,7 @@ def _adopted(event: InstanceAdopted, envelope: Envelope) -> Instance:
             sharding=found.sharding,
             weights_bytes=found.weights_bytes,
         )
-        for found in sorted(event.ranks, key=lambda found: found.rank)
-    )
-    return Instance(
-        id=event.instance,
-        spec=event.spec,
-        created_ns=envelope.time_ns,
-        attempt=event.attempt,
-        backend=event.backend,
-        status=Running(),
-        since_ns=envelope.time_ns,
-        ranks=ranks,
-        created_by=envelope.sequence,
-        caused_by=envelope.sequence,
-        key=event.key,
+        for found in sorted(found_ranks, key=lambda found: found.rank)
     )
 
 

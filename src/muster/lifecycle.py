@@ -26,7 +26,7 @@ from muster.events import (
     NodeSuspected,
 )
 from muster.placement import place
-from muster.spec import Failure, InstanceId, ModelWorkload, NodeId, Phase, RestartOnFailure
+from muster.spec import Failure, InstanceId, NodeId, Phase, RestartOnFailure
 from muster.state import (
     FAULTS_NS,
     Aside,
@@ -47,6 +47,7 @@ from muster.state import (
     State,
     all_gone,
     counted_failures,
+    drain_seconds,
     is_script,
     is_settled,
     phase_of,
@@ -253,12 +254,11 @@ def _leave_drained(instance: Instance, state: State) -> AttemptEnding | None:
             continue
         if is_script(instance) and not node.duty.now:
             continue
-        serves = isinstance(instance.status, Running) and isinstance(instance.spec.workload, ModelWorkload)
         return AttemptEnding(
             instance=instance.id,
             attempt=instance.attempt,
             reason=f"node {rank.node} is being drained",
-            drain_seconds=instance.spec.deadlines.drain_seconds if serves and not node.duty.now else 0.0,
+            drain_seconds=0.0 if node.duty.now else drain_seconds(instance),
         )
     return None
 

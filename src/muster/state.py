@@ -297,6 +297,14 @@ def is_script(instance: Instance) -> bool:
     return isinstance(instance.spec.workload, ScriptWorkload)
 
 
+def drain_seconds(instance: Instance) -> float:
+    """How long the instance may finish what it has begun: only a model that is ready has begun anything."""
+    serves = isinstance(instance.spec.workload, ModelWorkload) and isinstance(
+        instance.status, Running | Deleting | Ending
+    )
+    return instance.spec.deadlines.drain_seconds if serves else 0.0
+
+
 # --- copies with one thing replaced ---------------------------------------------------------------------------
 
 

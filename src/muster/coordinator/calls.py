@@ -8,21 +8,18 @@ from collections.abc import Callable, Mapping
 import msgspec
 import psutil
 
-from muster.coordinator import intake
+from muster.coordinator import intake, logbook
 from muster.coordinator.comparing import Clocks
 from muster.coordinator.find import find, refusal
 from muster.coordinator.ledger import Ledger
 from muster.coordinator.outputs import OutputStore, Reader
 from muster.errors import LogError, MusterError, RequestError
 from muster.eventlog.api import EventLog
-from muster.events import encode_envelope
 from muster.protocol import Beat, Create, Delete, Drain, Get, Query, ReadOutput, Resume, Retry
 from muster.replies import Accepted, Created, Found, Noted, Outputs, Refused, Snapshot
 from muster.spec import NodeId, Phase
 from muster.state import Broken, Deleting, Finished
 
-#: Events in one answer to a query, whatever was asked.
-_QUERY_EVENTS = 10_000
 #: The longest that one `ReadOutput` may wait, in seconds.
 _MAX_OUTPUT_WAIT_SECONDS = 30.0
 
@@ -83,15 +80,9 @@ class Calls:
 
     def _query(self, query: Query) -> Found | Refused:
         try:
-            limited = msgspec.structs.replace(query, limit=max(0, min(query.limit, _QUERY_EVENTS)))
-            found = self._log.query(limited)
+            return logbook.search(self._log, query)
         except MusterError as error:
             return refusal(error, Phase.PLACING)
-        return Found(
-            envelopes=tuple(encode_envelope(envelope) for envelope in found),
-            head=self._ledger.state.sequence,
-            oldest=self._log.oldest,
-        )
 
     def read_output(self, request: ReadOutput, answer: Callable[[Outputs | Refused], None]) -> None:
         """Answer with what the ranks printed: at once, or when there is a line or the waiting is over."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from muster.errors import MusterError, RequestError
 from muster.replies import Refused
-from muster.spec import Failure, InstanceId, ModelWorkload, Phase
-from muster.state import Deleting, Ending, Instance, Running, State
+from muster.spec import Failure, InstanceId, Phase
+from muster.state import Instance, State
 
 
 def find(state: State, wanted: str) -> Instance:
@@ -25,14 +25,6 @@ def find(state: State, wanted: str) -> Instance:
         several = ", ".join(sorted(instance.id for instance in found))
         raise RequestError(f"{wanted!r} may be any of {several}", remedy="Give more of the id.")
     raise RequestError(f"there is no instance {wanted!r}; the instances are: {known}", remedy="See: muster ps")
-
-
-def drain_seconds(instance: Instance) -> float:
-    """How long the instance may finish what it has begun: only a model that is ready has begun anything."""
-    serves = isinstance(instance.spec.workload, ModelWorkload) and isinstance(
-        instance.status, Running | Deleting | Ending
-    )
-    return instance.spec.deadlines.drain_seconds if serves else 0.0
 
 
 def refusal(error: MusterError, phase: Phase) -> Refused:

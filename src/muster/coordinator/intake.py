@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from muster.coordinator import operations
-from muster.coordinator.find import drain_seconds, find, refusal
+from muster.coordinator.find import find, refusal
 from muster.coordinator.ledger import Ledger
 from muster.errors import MusterError, RequestError
 from muster.events import InstanceCreated, InstanceDeleting
@@ -24,7 +24,7 @@ from muster.spec import (
     Phase,
     ScriptWorkload,
 )
-from muster.state import Deleting, State
+from muster.state import Deleting, State, drain_seconds
 
 Change = Create | Delete | Drain | Resume | Retry
 

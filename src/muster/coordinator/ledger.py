@@ -8,6 +8,7 @@ import msgspec
 from loguru import logger
 
 from muster.bus import Publisher
+from muster.coordinator import logbook
 from muster.coordinator.clock import Clock
 from muster.errors import LogError
 from muster.eventlog.api import EventLog
@@ -105,7 +106,7 @@ class Ledger:
                     return
         else:
             logger.error("the lifecycle rules do not come to rest; last event {}", self.state.sequence)
-        self._keep_house()
+        logbook.keep_house(self._log, self.state, self.clock.now_ns())
 
     def seconds_to_wake(self) -> float:
         """How long until the rules may say something new by themselves."""
@@ -128,12 +129,3 @@ class Ledger:
 
     def _observed(self) -> Observed:
         return Observed(heard_ns=self.heard_ns, progress_ns=self.progress_ns)
-
-    def _keep_house(self) -> None:
-        """Snapshot and prune where it is time; a failure costs no event."""
-        if self._log.should_snapshot(self.state):
-            try:
-                self._log.snapshot(self.state)
-                self._log.prune(self.clock.now_ns())
-            except LogError as error:
-                logger.warning("no snapshot of the event log: {}", error)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from muster.coordinator.find import drain_seconds, find, refusal
+from muster.coordinator.find import find, refusal
 from muster.coordinator.ledger import Ledger
 from muster.errors import RequestError
 from muster.events import AttemptEnding, InstanceRetried, NodeDraining, NodeResumed
 from muster.protocol import Drain, Resume, Retry
 from muster.replies import Accepted, Noted, Refused
 from muster.spec import Phase
-from muster.state import Broken, Draining, Ending, Running, Serving, Starting, status_name
+from muster.state import Broken, Draining, Ending, Running, Serving, Starting, drain_seconds, status_name
 
 
 def oversee(ledger: Ledger, request: Drain | Resume) -> Noted | Refused:

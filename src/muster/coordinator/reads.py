@@ -7,19 +7,15 @@ import psutil
 
 from muster import __version__
 from muster.bus import Endpoint
+from muster.coordinator import logbook
 from muster.coordinator.find import refusal
 from muster.coordinator.replica import Replica
 from muster.errors import LogError, MusterError, StandbyError
 from muster.eventlog.api import EventLog
-from muster.events import encode_envelope
 from muster.lifecycle import Settings
 from muster.protocol import AnyRequest, Beat, CancelGenerate, Get, Hello, Query, Replay, Who
-from muster.replies import AnyReply, Found, Replayed, Role, Snapshot, Welcome
+from muster.replies import AnyReply, Role, Snapshot, Welcome
 from muster.spec import BootId, Phase
-
-#: Events in one answer to a query or a replay, whatever was asked.
-_QUERY_EVENTS = 10_000
-_REPLAY_EVENTS = 1_000
 
 
 class Reads:
@@ -45,9 +41,9 @@ class Reads:
                 case Get():
                     return self._snapshot()
                 case Query():
-                    return self._query(request)
+                    return logbook.search(self._log, request)
                 case Replay():
-                    return self._replay(request)
+                    return logbook.replay(self._log, request.after, self.boot) or self._welcome()
                 case Hello(info=None):
                     return self._welcome()
                 case Beat() | CancelGenerate():
@@ -84,19 +80,6 @@ class Reads:
     def _snapshot(self) -> Snapshot:
         return Snapshot(
             state=self._state(), memory_bytes=psutil.Process().memory_info().rss, log_bytes=self._log.bytes_used
-        )
-
-    def _query(self, query: Query) -> Found:
-        limited = msgspec.structs.replace(query, limit=max(0, min(query.limit, _QUERY_EVENTS)))
-        found = self._log.query(limited)
-        return Found(envelopes=tuple(map(encode_envelope, found)), head=self._log.head, oldest=self._log.oldest)
-
-    def _replay(self, request: Replay) -> Replayed | Welcome:
-        if request.after + 1 < self._log.oldest or request.after > self._log.head:
-            return self._welcome()
-        envelopes = self._log.read(request.after, _REPLAY_EVENTS)
-        return Replayed(
-            envelopes=tuple(map(encode_envelope, envelopes)), head=self._log.head, coordinator_boot=self.boot
         )
 
     def _welcome(self) -> Welcome:

@@ -8,7 +8,8 @@ import msgspec
 from loguru import logger
 
 from muster.bus import ControlClient, RefusedError
-from muster.errors import LogError, ProtocolError
+from muster.coordinator import logbook
+from muster.errors import ProtocolError
 from muster.eventlog.api import EventLog, fold
 from muster.events import Envelope, decode_envelope, encode_envelope
 from muster.protocol import Replay
@@ -87,12 +88,7 @@ class Replica:
 
     def keep_house(self, now_ns: int) -> None:
         """Snapshot and prune where it is time, as the active one does by itself."""
-        if self._log.should_snapshot(self.state):
-            try:
-                self._log.snapshot(self.state)
-                self._log.prune(now_ns)
-            except LogError as error:
-                logger.warning("no snapshot of the event log: {}", error)
+        logbook.keep_house(self._log, self.state, now_ns)
 
     def _take_encoded(self, envelopes: Sequence[bytes]) -> None:
         try:

@@ -14,6 +14,7 @@ from loguru import logger
 
 from muster import __version__
 from muster.bus import ControlServer, Incoming, Publisher
+from muster.coordinator import logbook
 from muster.coordinator.adoption import Adoption
 from muster.coordinator.authority import Authority
 from muster.coordinator.calls import Calls
@@ -42,7 +43,6 @@ from muster.events import (
     NodeJoined,
     NodeLost,
     Unknown,
-    encode_envelope,
     kind_of,
 )
 from muster.lifecycle import SECOND, Settings
@@ -68,7 +68,7 @@ from muster.protocol import (
     Retry,
     Who,
 )
-from muster.replies import Answer, AnyPiece, AnyReply, Done, Pulse, Refused, Replayed, Role, Vote, Welcome
+from muster.replies import Answer, AnyPiece, AnyReply, Done, Pulse, Refused, Role, Vote, Welcome
 from muster.spec import BootId, Failure, InstanceId, NodeId, Phase
 
 #: Pulses that a node may miss before its silence is counted from the last one that it heard.
@@ -280,7 +280,7 @@ class Coordinator:
             case Hello():
                 self._hello(incoming, request)
             case Replay():
-                self._answer(incoming, self._replay(request))
+                self._answer(incoming, logbook.replay(self._log, request.after, self._boot) or self._welcome())
             case Who():
                 self._answer(incoming, self.role())
             case Promote():
@@ -382,16 +382,6 @@ class Coordinator:
             lease_seconds=self._settings.clocks.lease_seconds,
             term=self._ledger.state.term,
             judging=judging,
-        )
-
-    def _replay(self, request: Replay) -> Replayed | Welcome:
-        if request.after + 1 < self._log.oldest or request.after > self._ledger.state.sequence:
-            return self._welcome()
-        envelopes = self._log.read(request.after, _REPLAY_EVENTS)
-        return Replayed(
-            envelopes=tuple(encode_envelope(envelope) for envelope in envelopes),
-            head=self._ledger.state.sequence,
-            coordinator_boot=self._boot,
         )
 
     # --- generation ---------------------------------------------------------------------------------------
