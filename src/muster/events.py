@@ -10,6 +10,8 @@ from typing import get_args
 
 import msgspec
 
+from muster.layout import Layout
+from muster.needs import ModelNeeds
 from muster.spec import (
     Address,
     Assignment,
@@ -18,6 +20,7 @@ from muster.spec import (
     Failure,
     InstanceId,
     InstanceSpec,
+    NodeAddress,
     NodeId,
     NodeInfo,
 )
@@ -93,6 +96,19 @@ class NodeSetAside(Fact, frozen=True, kw_only=True, tag="node.set-aside"):
     until_ns: int | None = None
 
 
+class NodeChanged(Fact, frozen=True, kw_only=True, tag="node.changed"):
+    """The addresses of a node changed while its worker runs; what is up goes on with those that it was given.
+
+    `gone` are the addresses that it no longer has, `new` those that it has now and had not before.
+    """
+
+    node: NodeId
+    boot: BootId
+    candidates: tuple[NodeAddress, ...]
+    gone: tuple[str, ...] = ()
+    new: tuple[str, ...] = ()
+
+
 class NodeResumed(Fact, frozen=True, kw_only=True, tag="node.resumed"):
     """A node that was drained or set aside takes instances again; on `trial` the next failure sets it aside again."""
 
@@ -115,6 +131,8 @@ class InstanceCreated(InstanceFact, frozen=True, kw_only=True, tag="instance.cre
     assignments: tuple[Assignment, ...]
     backend: Backend
     key: str = ""
+    layout: Layout = Layout()
+    needs: ModelNeeds | None = None  #: what was known of the model; `None` for other workloads, and where nothing was
 
 
 class AdoptedRank(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,6 +156,7 @@ class AttemptStarted(InstanceFact, frozen=True, kw_only=True, tag="attempt.start
 
     assignments: tuple[Assignment, ...]
     backend: Backend
+    layout: Layout = Layout()
 
 
 class AttemptEnding(InstanceFact, frozen=True, kw_only=True, tag="attempt.ending"):
@@ -161,6 +180,8 @@ class InstanceAdopted(InstanceFact, frozen=True, kw_only=True, tag="instance.ado
     backend: Backend
     ranks: tuple[AdoptedRank, ...]
     key: str = ""
+    layout: Layout = Layout()
+    needs: ModelNeeds | None = None
 
 
 class InstanceCleared(InstanceFact, frozen=True, kw_only=True, tag="instance.cleared"):
@@ -219,6 +240,15 @@ class RankPrepared(RankFact, frozen=True, kw_only=True, tag="rank.prepared"):
     steps: str | None = None
 
 
+class RankFetched(RankFact, frozen=True, kw_only=True, tag="rank.fetched"):
+    """The rank's runner brought files of the model to the node. `source` is "hub", or "node NAME"."""
+
+    source: str
+    files: int
+    bytes: int
+    seconds: float
+
+
 class RankListening(RankFact, frozen=True, kw_only=True, tag="rank.listening"):
     """The rank's own port is in LISTEN: its neighbour may dial it."""
 
@@ -268,6 +298,7 @@ Event = (
     | NodeLost
     | NodeDraining
     | NodeSetAside
+    | NodeChanged
     | NodeResumed
     | InstanceCreated
     | AttemptStarted
@@ -281,6 +312,7 @@ Event = (
     | InstanceDeleting
     | InstanceDeleted
     | RankPrepared
+    | RankFetched
     | RankListening
     | RankConnected
     | RankLoaded

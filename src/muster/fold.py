@@ -22,6 +22,7 @@ from muster.events import (
     InstanceFinished,
     InstanceReady,
     InstanceRetried,
+    NodeChanged,
     NodeDraining,
     NodeHeard,
     NodeJoined,
@@ -31,6 +32,7 @@ from muster.events import (
     NodeSuspected,
     RankConnected,
     RankFailed,
+    RankFetched,
     RankGone,
     RankListening,
     RankLoaded,
@@ -79,7 +81,7 @@ from muster.state import (
 FAILURES_KEPT = 8
 
 
-RankEvent = RankPrepared | RankListening | RankConnected | RankLoaded | RankReady | RankFailed | RankGone
+RankEvent = RankPrepared | RankFetched | RankListening | RankConnected | RankLoaded | RankReady | RankFailed | RankGone
 InstanceEvent = (
     InstanceCreated
     | InstanceAdopted
@@ -117,7 +119,15 @@ def _fold(state: State, event: Event, envelope: Envelope) -> State:
     match event:
         case CoordinatorStarted():
             return msgspec.structs.replace(state, epoch=event.epoch, term=event.term, coordinator_boot=event.boot)
-        case NodeJoined() | NodeSuspected() | NodeHeard() | NodeDraining() | NodeSetAside() | NodeResumed():
+        case (
+            NodeJoined()
+            | NodeSuspected()
+            | NodeHeard()
+            | NodeDraining()
+            | NodeSetAside()
+            | NodeChanged()
+            | NodeResumed()
+        ):
             return fold_node(state, event, envelope.time_ns)
         case NodeLost():
             return lose_node(state, event, envelope.time_ns)
@@ -136,7 +146,14 @@ def _fold(state: State, event: Event, envelope: Envelope) -> State:
         ):
             return _fold_instance(state, event, envelope)
         case (
-            RankPrepared() | RankListening() | RankConnected() | RankLoaded() | RankReady() | RankFailed() | RankGone()
+            RankPrepared()
+            | RankFetched()
+            | RankListening()
+            | RankConnected()
+            | RankLoaded()
+            | RankReady()
+            | RankFailed()
+            | RankGone()
         ):
             return _fold_rank(state, event, envelope.time_ns)
     assert_never(event)
@@ -177,7 +194,7 @@ def _fold_instance(state: State, event: InstanceEvent, envelope: Envelope) -> St
 
 def _fold_rank(state: State, event: RankEvent, time_ns: int) -> State:
     rank = rank_of(state, event)
-    if rank is None:
+    if rank is None or isinstance(event, RankFetched):
         return state
     match event:
         case RankPrepared():
@@ -250,6 +267,8 @@ def _new(
         created_by=envelope.sequence,
         caused_by=envelope.sequence,
         key=event.key,
+        layout=event.layout,
+        needs=event.needs,
     )
 
 
@@ -303,6 +322,7 @@ def _begin_attempt(state: State, event: AttemptStarted, envelope: Envelope) -> S
             since_ns=envelope.time_ns,
             ranks=_assigned(event.assignments, envelope.time_ns),
             caused_by=envelope.sequence,
+            layout=event.layout,
         ),
     )
 

@@ -6,7 +6,16 @@ from typing import assert_never
 
 import msgspec
 
-from muster.events import NodeDraining, NodeHeard, NodeJoined, NodeLost, NodeResumed, NodeSetAside, NodeSuspected
+from muster.events import (
+    NodeChanged,
+    NodeDraining,
+    NodeHeard,
+    NodeJoined,
+    NodeLost,
+    NodeResumed,
+    NodeSetAside,
+    NodeSuspected,
+)
 from muster.spec import Failure, NodeId
 from muster.state import (
     FAULTS_NS,
@@ -25,7 +34,7 @@ from muster.state import (
 #: How many failures a node is remembered for.
 _FAULTS_KEPT = 8
 
-NodeEvent = NodeJoined | NodeSuspected | NodeHeard | NodeDraining | NodeSetAside | NodeResumed
+NodeEvent = NodeJoined | NodeSuspected | NodeHeard | NodeDraining | NodeSetAside | NodeChanged | NodeResumed
 
 
 def fold_node(state: State, event: NodeEvent, time_ns: int) -> State:
@@ -45,6 +54,9 @@ def fold_node(state: State, event: NodeEvent, time_ns: int) -> State:
             return _with_node(state, msgspec.structs.replace(node, duty=Draining(event.reason, event.now)))
         case NodeSetAside():
             return set_aside(state, name, Aside(event.reason, event.remedy, event.until_ns))
+        case NodeChanged():
+            info = msgspec.structs.replace(node.info, candidates=event.candidates)
+            return _with_node(state, msgspec.structs.replace(node, info=info))
         case NodeResumed():
             asides = node.asides if event.trial else 0
             resumed = msgspec.structs.replace(node, duty=Serving(), faults_ns=(), asides=asides, tried_ns=time_ns)

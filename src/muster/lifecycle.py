@@ -25,6 +25,7 @@ from muster.events import (
     NodeSetAside,
     NodeSuspected,
 )
+from muster.known import Known
 from muster.placement import place
 from muster.spec import Failure, InstanceId, NodeId, Phase, RestartOnFailure
 from muster.state import (
@@ -81,10 +82,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
-    """What is not in the log: when each node was last heard, and when each rank last made progress."""
+    """What is not in the log: when each node was last heard and each rank last moved on, and what nodes tell."""
 
     heard_ns: Mapping[NodeId, int] = {}
     progress_ns: Mapping[tuple[InstanceId, int, int], int] = {}
+    known: Known = Known()
 
 
 class Decision(msgspec.Struct, frozen=True):

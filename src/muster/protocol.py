@@ -12,6 +12,10 @@ from typing import Any
 import msgspec
 
 from muster.events import AdoptedRank
+from muster.facts import NodeFacts
+from muster.layout import Layout
+from muster.links import NodeLinks
+from muster.needs import ModelNeeds
 from muster.sampling import Message, SamplingParams, Tool
 from muster.spec import (
     Backend,
@@ -69,6 +73,8 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     ready: bool
     key: str = ""
     ended: tuple[AdoptedRank, ...] = ()  #: ranks of a script that have ended with 0
+    layout: Layout = Layout()
+    needs: ModelNeeds | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.world_size <= 1024 or self.world_size != self.spec.ranks:
@@ -196,6 +202,7 @@ class Beat(Request, frozen=True, kw_only=True, tag="beat"):
     time_ns: int = 0  #: the worker's wall clock when it sent this
     pulse_ns: int = 0  #: `time_ns` of the last `Pulse` that it heard
     pulse_age_ns: int = 0  #: how long ago that was, on a clock that does not jump
+    ranks_memory_bytes: int = 0  #: resident size of all runners that hold a rank
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,6 +215,61 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     done: int
     total: int
     unit: str
+
+
+class TellFacts(Request, frozen=True, kw_only=True, tag="facts"):
+    """What a node knows of its machine now; not answered, not logged, replaces what it told before."""
+
+    facts: NodeFacts
+
+
+class TellLinks(Request, frozen=True, kw_only=True, tag="links"):
+    """What a node measured; not answered, not logged, replaces what it told before."""
+
+    links: NodeLinks
+
+
+class Measure(Request, frozen=True, kw_only=True, tag="measure"):
+    """Measure all links again; answer `Measuring`. Every worker is told with the next heartbeat."""
+
+
+class Inspect(Request, frozen=True, kw_only=True, tag="inspect"):
+    """What a model needs, seen by the coordinator or by a node that has it; answer `Needs` or `Refused`."""
+
+    model: str
+    revision: str = ""
+
+
+class Preview(Request, frozen=True, kw_only=True, tag="preview"):
+    """Where an instance of this spec would go, and what else would do; answer `Previewed` or `Refused`.
+
+    Nothing is created, logged or reserved.
+    """
+
+    spec: InstanceSpec
+
+
+class Gather(Request, frozen=True, kw_only=True, tag="gather"):
+    """A rank's part of an exchange between all ranks of an attempt; answer `Gathered` once all parts are in.
+
+    After `seconds`, `Refused` with the ranks that are missing. `round` counts the exchanges of the attempt from 0.
+    """
+
+    instance: InstanceId
+    attempt: int
+    rank: int
+    world_size: int
+    round: int
+    data: bytes
+    seconds: float = 15.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size <= 1024:
+            raise ValueError(f"rank {self.rank} is out of range for world size {self.world_size}")
+        if len(self.data) > 2**20:
+            raise ValueError(f"data has {len(self.data)} bytes; at most 1 MiB is exchanged")
+        if not 0 < self.seconds <= 86_400:
+            raise ValueError(f"seconds is {self.seconds}; it must be above 0 and at most 86400")
 
 
 class Create(Request, frozen=True, kw_only=True, tag="create"):
@@ -292,6 +354,12 @@ AnyRequest = (
     | Report
     | Output
     | Beat
+    | TellFacts
+    | TellLinks
+    | Measure
+    | Inspect
+    | Preview
+    | Gather
     | Create
     | Delete
     | Drain

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import msgspec
 
+from muster.layout import Layout
 from muster.protocol import Generate
 from muster.replies import AnyPiece
 from muster.spec import (
     Failure,
     InstanceId,
     Phase,
+    SideChannel,
     Workload,
 )
 
@@ -119,6 +121,11 @@ class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag="prepare"):
     directory: str
     generation: str
     shared_seconds: float
+    layout: Layout = Layout()
+    side_channel: SideChannel = "tcp"
+    environment: dict[str, str] = {}
+    models_directory: str = ""  #: where files that are copied from other nodes go; empty: the hub's cache alone
+    offline: bool = False  #: whether the hub must not be asked
 
 
 class Form(msgspec.Struct, frozen=True, kw_only=True, tag="form"):
@@ -141,7 +148,14 @@ class Redial(msgspec.Struct, frozen=True, kw_only=True, tag="redial"):
     generation: str
 
 
-ToRank = Prepare | Form | Stop | Redial
+class GatheredFrame(msgspec.Struct, frozen=True, kw_only=True, tag="gathered"):
+    """The parts of all ranks in answer to a `GatherFrame`; empty, with the reason, where some did not come."""
+
+    parts: tuple[bytes, ...] = ()
+    failure: Failure | None = None
+
+
+ToRank = Prepare | Form | Stop | Redial | GatheredFrame
 
 
 # --- runner frames: runner → worker -------------------------------------------------------------------------
@@ -154,12 +168,29 @@ class WarmFrame(msgspec.Struct, frozen=True, kw_only=True, tag="warm"):
     memory_bytes: int
     backends: tuple[str, ...]
     versions: dict[str, str]
+    memory_gbps: float | None = None  #: see `muster.facts.NodeFacts`; only of the runner that is asked to measure
 
 
 class PreparedFrame(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
     """The workload was looked at and can be run here."""
 
     steps: str | None = None
+
+
+class FetchedFrame(msgspec.Struct, frozen=True, kw_only=True, tag="fetched"):
+    """The runner brought files of the model to this node; see `muster.events.RankFetched`."""
+
+    source: str
+    files: int
+    bytes: int
+    seconds: float
+
+
+class GatherFrame(msgspec.Struct, frozen=True, kw_only=True, tag="gather"):
+    """This rank's part of an exchange over the bus; the worker answers `GatheredFrame`."""
+
+    round: int
+    data: bytes
 
 
 class ConnectedFrame(msgspec.Struct, frozen=True, kw_only=True, tag="connected"):
@@ -207,5 +238,14 @@ class FailedFrame(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
 
 FromRank = (
-    WarmFrame | PreparedFrame | ConnectedFrame | ProgressFrame | LoadedFrame | ReadyFrame | StepFrame | FailedFrame
+    WarmFrame
+    | PreparedFrame
+    | FetchedFrame
+    | GatherFrame
+    | ConnectedFrame
+    | ProgressFrame
+    | LoadedFrame
+    | ReadyFrame
+    | StepFrame
+    | FailedFrame
 )

@@ -9,9 +9,13 @@ from typing import Literal
 
 import msgspec
 
+from muster.facts import NodeFacts
+from muster.layout import Layout
+from muster.links import NodeLinks
+from muster.needs import ModelNeeds
 from muster.protocol import Beat
 from muster.sampling import TokenLogprob, ToolCall
-from muster.spec import BootId, Failure, InstanceId, NodeId
+from muster.spec import Assignment, Backend, BootId, Failure, InstanceId, NodeId
 
 # --- control: coordinator → worker or client ----------------------------------------------------------------
 
@@ -115,6 +119,9 @@ class Snapshot(Reply, frozen=True, kw_only=True, tag="snapshot"):
     log_bytes: int = 0
     clocks: tuple[NodeClock, ...] = ()
     fenced: dict[str, int] = {}  #: messages that came too late to matter, by what they were too old in
+    facts: tuple[NodeFacts, ...] = ()
+    links: tuple[NodeLinks, ...] = ()
+    measure_round: int = 0
 
 
 class NodeClock(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,6 +130,46 @@ class NodeClock(msgspec.Struct, frozen=True, kw_only=True):
     node: NodeId
     offset_ns: int
     error_ns: int
+
+
+class Measuring(Reply, frozen=True, kw_only=True, tag="measuring"):
+    """The links are being measured; `NodeLinks` of this `round` or a later one are the answer to it."""
+
+    round: int
+
+
+class Needs(Reply, frozen=True, kw_only=True, tag="needs"):
+    """What the model needs, and who said so: a node, or the coordinator itself."""
+
+    needs: ModelNeeds
+    seen_by: NodeId
+
+
+class Option(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to place an instance: what would be logged, or `refusal`, why it is none."""
+
+    assignments: tuple[Assignment, ...] = ()
+    backend: Backend = "ring"
+    layout: Layout = Layout()
+    refusal: str = ""
+
+
+class Previewed(Reply, frozen=True, kw_only=True, tag="previewed"):
+    """Ways to place an instance, the one that would be taken first; then others that fit, then what does not and why.
+
+    `remedies` is what would help where nothing fits.
+    """
+
+    options: tuple[Option, ...]
+    needs: ModelNeeds | None = None
+    remedies: tuple[str, ...] = ()
+    free_bytes: dict[NodeId, int] = {}
+
+
+class Gathered(Reply, frozen=True, kw_only=True, tag="gathered"):
+    """The parts of all ranks, in rank order."""
+
+    parts: tuple[bytes, ...]
 
 
 class Found(Reply, frozen=True, kw_only=True, tag="found"):
@@ -209,6 +256,10 @@ AnyReply = (
     | Accepted
     | Refused
     | Snapshot
+    | Measuring
+    | Needs
+    | Previewed
+    | Gathered
     | Found
     | Outputs
     | Started
@@ -240,3 +291,4 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True):
     head: int
     time_ns: int
     term: int = 1
+    measure_round: int = 0  #: grows when somebody wants all links measured again

@@ -10,6 +10,7 @@ import muster
 from muster.bus.endpoints import DEFAULT_CONTROL_PORT
 from muster.events import Envelope, Event
 from muster.group.shapes import Payload
+from muster.peer_protocol import AnyPeerReply, AnyPeerRequest
 from muster.protocol import AnyRequest, Call
 from muster.rank_protocol import AnyStep, FromRank, JoinSteps, Pieces, ToRank, ToRunner
 from muster.replies import TOPIC_BEAT, TOPIC_EVENT, Answer, AnyReply, Pulse
@@ -41,6 +42,8 @@ UNIONS: dict[str, object] = {
     "ToRank": ToRank,
     "FromRank": FromRank,
     "Payload": Payload,
+    "PeerRequest": AnyPeerRequest,
+    "PeerReply": AnyPeerReply,
 }
 
 #: Messages that are one Struct.
@@ -153,6 +156,14 @@ def _sockets() -> list[_Json]:
             framing=_ONE_FRAME,
             notes="Every rank joins first. Steps have no gaps and come in the order of `step`.",
             messages=[_message("to rank 0", "JoinSteps"), _message("from rank 0", "AnyStep")],
+        ),
+        _socket(
+            "peer",
+            binds="worker, TCP, `peer_port` of its NodeInfo, on every address",
+            connects="another worker, or the coordinator",
+            framing="4 bytes of length, big-endian, then msgpack; raw bytes follow where a message says so",
+            notes="Nothing is sent unasked; one reply for each request.",
+            messages=[_message("to worker", "PeerRequest"), _message("from worker", "PeerReply")],
         ),
         _socket(
             "runner",

@@ -17,6 +17,7 @@ COORDINATOR = NodeId("coordinator")
 Backend = Literal["ring", "jaccl"]
 BackendWish = Literal["auto", "ring", "jaccl"]
 ShardingWish = Literal["auto", "pipeline", "tensor"]
+SideChannel = Literal["tcp", "bus"]
 
 
 class Phase(StrEnum):
@@ -35,7 +36,7 @@ class ModelWorkload(msgspec.Struct, frozen=True, kw_only=True, tag="model"):
     """Serve an mlx-lm model. `model` is a directory that exists on every node, or a hub id.
 
     `served_name` is what clients call it, by default the hub id or the directory's name. Several instances of one
-    name share its requests.
+    name share its requests. Placement counts the cache of `concurrency` sequences of `context_tokens` each.
     """
 
     model: str
@@ -45,6 +46,9 @@ class ModelWorkload(msgspec.Struct, frozen=True, kw_only=True, tag="model"):
     max_batch: int = 32  #: sequences that generate at the same time
     prefill_chunk_tokens: int = 512  #: prompt tokens per step; running answers wait for one chunk at most
     prompt_cache_bytes: int = 2**30  #: of finished prompts, on the rank that holds most of them
+    context_tokens: int | None = None  #: `None`: 8192, or the model's own context where that is shorter
+    concurrency: int = 1
+    trust_remote_code: bool = False  #: whether the tokenizer's own Python code may run; a model's never does
 
     def __post_init__(self) -> None:
         if self.served_name is not None and not (0 < len(self.served_name) <= 256 and self.served_name.isprintable()):
@@ -53,9 +57,11 @@ class ModelWorkload(msgspec.Struct, frozen=True, kw_only=True, tag="model"):
             ("max_batch", 1, 1024),
             ("prefill_chunk_tokens", 1, 2**20),
             ("prompt_cache_bytes", 0, 2**50),
+            ("context_tokens", 1, 2**30),
+            ("concurrency", 1, 1024),
         ):
-            value: int = getattr(self, name)
-            if not low <= value <= high:
+            value: int | None = getattr(self, name)
+            if value is not None and not low <= value <= high:
                 raise ValueError(f"{name} is {value}; it must be between {low} and {high}")
 
     @property
@@ -164,6 +170,10 @@ class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     `nodes` limits the placement to these nodes, in this rank order; empty means any.
     `memory_bytes` is what each rank needs, `None` for the coordinator's estimate.
+    With `auto_ranks`, `ranks` is the least number, and the smallest that fits is chosen.
+    `split` is layers per rank of a pipeline, rank 0 first; empty lets placement decide. `network`, as CIDR, is the only
+    one that ranks may use between each other. `addresses`, by rank, and `devices`, a matrix, are an operator's own
+    for the ring and for jaccl; they win over what was measured. `environment` is set in every rank.
     """
 
     workload: Workload
@@ -174,6 +184,13 @@ class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True):
     restart: Restart = NeverRestart()
     deadlines: Deadlines = Deadlines()
     memory_bytes: int | None = None
+    auto_ranks: bool = False
+    split: tuple[int, ...] = ()
+    network: str = ""
+    addresses: tuple[tuple[str, ...], ...] = ()
+    devices: tuple[tuple[str | tuple[str, ...] | None, ...], ...] = ()
+    environment: dict[str, str] = {}
+    side_channel: SideChannel = "tcp"  #: how jaccl ranks exchange their connection data: a port of rank 0, or our bus
 
     def __post_init__(self) -> None:
         if not 1 <= self.ranks <= 1024:
@@ -219,7 +236,13 @@ class NodeAddress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node says of itself when it joins. `boot` is new each time its worker starts."""
+    """What a node says of itself when it joins. `boot` is new each time its worker starts.
+
+    `addresses` are those that ranks use while nothing was measured; where `addresses_given`, the operator named them
+    and they are the only ones. `candidates` are all IPv4 addresses that others may try. `peer_port` is where the
+    worker answers other nodes (`muster.peer_protocol`) on all of them, 0 where it does not. `network_id` is the same
+    for workers that share their network stack: between those, loopback is a link.
+    """
 
     node: NodeId
     boot: BootId
@@ -232,6 +255,10 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_ranks: int
     versions: dict[str, str] = {}
     replaces: BootId | None = None  #: the boot before this one, proven to be over by the lock on the state directory
+    addresses_given: bool = False
+    candidates: tuple[NodeAddress, ...] = ()
+    peer_port: int = 0
+    network_id: str = ""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):

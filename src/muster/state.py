@@ -9,6 +9,8 @@ from muster.events import (
     RankGone,
     ReportId,
 )
+from muster.layout import Layout
+from muster.needs import ModelNeeds
 from muster.spec import (
     Address,
     Backend,
@@ -158,6 +160,8 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     failures: tuple[Failure, ...] = ()
     failed_attempts: int = 0
     blamed: dict[int, int] = {}  #: failed attempts by the rank that they are blamed on; -1 where it was none
+    layout: Layout = Layout()  #: of the current attempt
+    needs: ModelNeeds | None = None
 
 
 class Serving(msgspec.Struct, frozen=True, tag="serving"):

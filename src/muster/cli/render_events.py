@@ -24,6 +24,7 @@ from muster.events import (
     InstanceFinished,
     InstanceReady,
     InstanceRetried,
+    NodeChanged,
     NodeDraining,
     NodeHeard,
     NodeJoined,
@@ -34,6 +35,7 @@ from muster.events import (
     RankConnected,
     RankFact,
     RankFailed,
+    RankFetched,
     RankGone,
     RankListening,
     RankLoaded,
@@ -44,7 +46,7 @@ from muster.events import (
 )
 from muster.spec import InstanceSpec
 
-_OfNode = NodeJoined | NodeLost | NodeSuspected | NodeHeard | NodeDraining | NodeSetAside | NodeResumed
+_OfNode = NodeJoined | NodeLost | NodeSuspected | NodeHeard | NodeDraining | NodeSetAside | NodeChanged | NodeResumed
 
 _BAD = InstanceFailed | RankFailed | NodeLost | NodeSetAside
 _DOUBTFUL = NodeSuspected | NodeDraining | AttemptEnding | InstanceCleared
@@ -98,6 +100,8 @@ def _what(event: Event) -> str:
             return f"{failure.kind}: {failure.message}"
         case AttemptEnding(reason=reason) | InstanceCleared(reason=reason) | InstanceDeleting(reason=reason):
             return reason
+        case RankFetched(source=source, files=files, bytes=count, seconds=seconds):
+            return f"{files} file(s), {count / 2**20:.1f} MiB from {source} in {seconds:.1f} s"
         case InstanceRetried():
             return "tried again, with its whole budget"
         case RankGone(exit_code=code, left=left, remedy=remedy):
@@ -121,6 +125,10 @@ def _of_node(event: _OfNode) -> str:
     match event:
         case NodeJoined(info=info):
             return f"{info.node} from {info.hostname}"
+        case NodeChanged(node=node, gone=gone, new=new):
+            told = [f"lost {', '.join(gone)}"] if gone else []
+            told += [f"has {', '.join(new)}"] if new else []
+            return f"{node}: its addresses changed: {' and '.join(told)}"
         case NodeLost(node=node, reason=reason) | NodeSuspected(node=node, reason=reason):
             return f"{node}: {reason}"
         case NodeHeard(node=node):

@@ -8,23 +8,41 @@ from collections.abc import Callable, Mapping
 import msgspec
 import psutil
 
-from muster.coordinator import intake, logbook
+from muster.coordinator import intake, logbook, previews
 from muster.coordinator.comparing import Clocks
 from muster.coordinator.find import find, refusal
+from muster.coordinator.inspection import Inspection
+from muster.coordinator.knowledge import Knowledge
 from muster.coordinator.ledger import Ledger
 from muster.coordinator.outputs import OutputStore, Reader
 from muster.errors import LogError, MusterError, RequestError
 from muster.eventlog.api import EventLog
-from muster.protocol import Beat, Create, Delete, Drain, Get, Query, ReadOutput, Resume, Retry
-from muster.replies import Accepted, Created, Found, Noted, Outputs, Refused, Snapshot
-from muster.spec import NodeId, Phase
+from muster.needs import ModelNeeds
+from muster.protocol import (
+    Create,
+    Delete,
+    Drain,
+    Get,
+    Inspect,
+    Measure,
+    Preview,
+    Query,
+    ReadOutput,
+    Resume,
+    Retry,
+)
+from muster.replies import Accepted, Created, Found, Measuring, Needs, Noted, Outputs, Previewed, Refused, Snapshot
+from muster.spec import Failure, ModelWorkload, Phase
 from muster.state import Broken, Deleting, Finished
 
 #: The longest that one `ReadOutput` may wait, in seconds.
 _MAX_OUTPUT_WAIT_SECONDS = 30.0
 
 
-ClientRequest = Create | Delete | Drain | Resume | Retry | Get | Query
+PlainRequest = Delete | Drain | Resume | Retry | Get | Query | Measure
+#: What has to know the model first.
+PlacingRequest = Create | Preview | Inspect
+ClientRequest = PlainRequest | PlacingRequest
 
 
 class Calls:
@@ -35,34 +53,59 @@ class Calls:
         log: EventLog,
         ledger: Ledger,
         outputs: OutputStore,
-        beats: Mapping[NodeId, Beat],
+        knowledge: Knowledge,
         wake: Callable[[], None],
         clocks: Clocks,
         fenced: Mapping[str, int],
+        pulse: Callable[[], None],
     ) -> None:
         self._log = log
         self._ledger = ledger
         self._outputs = outputs
-        self._beats = beats
+        self._knowledge = knowledge
+        self._inspection = Inspection(knowledge)
         self._wake = wake
         self._clocks = clocks
         self._fenced = fenced
+        self._pulse = pulse
 
-    def answer(self, request: ClientRequest) -> Created | Accepted | Noted | Snapshot | Found | Refused:
+    def answer(self, request: PlainRequest) -> Created | Accepted | Noted | Snapshot | Found | Measuring | Refused:
         """What the request is answered with; what follows from it is under way."""
         match request:
             case Get():
                 return self._snapshot()
             case Query():
                 return self._query(request)
-            case Create() | Delete() | Drain() | Resume() | Retry():
-                try:
-                    reply = intake.change(self._ledger, request)
-                    self._ledger.settle()
-                except LogError as error:
-                    reply = refusal(error, Phase.PLACING)
-                self._wake()
-                return reply
+            case Measure():
+                self._knowledge.measure_round += 1
+                self._pulse()
+                return Measuring(round=self._knowledge.measure_round)
+            case Delete() | Drain() | Resume() | Retry():
+                return self._change(request)
+
+    async def place(self, request: PlacingRequest) -> Created | Accepted | Noted | Previewed | Needs | Refused:
+        """What the request is answered with, once it is known what the model needs, or that nobody knows."""
+        if isinstance(request, Inspect):
+            found = await self._inspection.needs(request.model, request.revision or None, self._ledger.state)
+            return Refused(failure=found) if isinstance(found, Failure) else found
+        needs: ModelNeeds | None = None
+        workload = request.spec.workload
+        known = isinstance(request, Create) and intake.find_created(self._ledger.state, request.key) is not None
+        if isinstance(workload, ModelWorkload) and not known:
+            found = await self._inspection.needs(workload.model, workload.revision, self._ledger.state)
+            needs = found.needs if isinstance(found, Needs) else None
+        if isinstance(request, Preview):
+            return previews.preview(self._ledger, request, needs)
+        return self._change(request, needs)
+
+    def _change(self, request: intake.Change, needs: ModelNeeds | None = None) -> Created | Accepted | Noted | Refused:
+        try:
+            reply = intake.change(self._ledger, request, needs)
+            self._ledger.settle()
+        except LogError as error:
+            reply = refusal(error, Phase.PLACING)
+        self._wake()
+        return reply
 
     def encoded_state(self) -> msgspec.Raw:
         """The state as msgpack."""
@@ -71,7 +114,10 @@ class Calls:
     def _snapshot(self) -> Snapshot:
         return Snapshot(
             state=self.encoded_state(),
-            beats=tuple(self._beats[name] for name in sorted(self._beats)),
+            beats=tuple(beat for _, beat in sorted(self._knowledge.beats.items())),
+            facts=tuple(facts for _, facts in sorted(self._knowledge.facts.items())),
+            links=tuple(links for _, links in sorted(self._knowledge.links.items())),
+            measure_round=self._knowledge.measure_round,
             memory_bytes=psutil.Process().memory_info().rss,
             log_bytes=self._log.bytes_used,
             clocks=self._clocks.all(),

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import anyio
 
-from muster.coordinator.calls import Calls, ClientRequest
+from muster.coordinator.calls import Calls, ClientRequest, PlacingRequest
 from muster.coordinator.directory import Standing, standing_of, why_over
 from muster.coordinator.gateway import Gateway
 from muster.coordinator.ledger import Ledger
@@ -84,6 +84,8 @@ class Door:
 
     async def call(self, request: ClientRequest | ReadOutput) -> AnyReply:
         """What the control socket would answer; `ReadOutput` may wait."""
+        if isinstance(request, PlacingRequest):
+            return await self._calls.place(request)
         if not isinstance(request, ReadOutput):
             return self._calls.answer(request)
         replies: list[Outputs | Refused] = []

@@ -13,6 +13,7 @@ from muster.coordinator.find import find, refusal
 from muster.coordinator.ledger import Ledger
 from muster.errors import MusterError, RequestError
 from muster.events import InstanceCreated, InstanceDeleting
+from muster.needs import ModelNeeds
 from muster.placement import place, rank_memory_bytes
 from muster.protocol import Create, Delete, Drain, Resume, Retry
 from muster.replies import Accepted, Created, Noted, Refused
@@ -29,7 +30,7 @@ from muster.state import Deleting, State, drain_seconds
 Change = Create | Delete | Drain | Resume | Retry
 
 
-def change(ledger: Ledger, request: Change) -> Created | Accepted | Noted | Refused:
+def change(ledger: Ledger, request: Change, needs: ModelNeeds | None = None) -> Created | Accepted | Noted | Refused:
     """Carry out a client's wish, or say why not.
 
     Raises:
@@ -37,7 +38,7 @@ def change(ledger: Ledger, request: Change) -> Created | Accepted | Noted | Refu
     """
     match request:
         case Create():
-            return create(ledger, request)
+            return create(ledger, request, needs)
         case Delete():
             return delete(ledger, request)
         case Drain() | Resume():
@@ -46,15 +47,24 @@ def change(ledger: Ledger, request: Change) -> Created | Accepted | Noted | Refu
             return operations.retry(ledger, request)
 
 
-def create(ledger: Ledger, request: Create) -> Created | Refused:
+def find_created(state: State, key: str) -> Created | None:
+    """The instance that was created under the key, if there is one."""
+    for known in state.instances.values():
+        if key and known.key == key:
+            return Created(instance=known.id, sequence=known.created_by)
+    return None
+
+
+def create(ledger: Ledger, request: Create, needs: ModelNeeds | None = None) -> Created | Refused:
     """Accept and place an instance, or say why not. The same key gives the same instance again.
+
+    `needs` is what is known of the model.
 
     Raises:
         LogError: the log cannot be written; nothing has happened.
     """
-    for known in ledger.state.instances.values():
-        if request.key and known.key == request.key:
-            return Created(instance=known.id, sequence=known.created_by)
+    if (known := find_created(ledger.state, request.key)) is not None:
+        return known
     try:
         spec = _checked(request.spec, ledger.state)
         placement = place(spec, ledger.state)
@@ -69,6 +79,7 @@ def create(ledger: Ledger, request: Create) -> Created | Refused:
             assignments=placement.assignments,
             backend=placement.backend,
             key=request.key,
+            needs=needs,
         )
     )
     return Created(instance=instance, sequence=envelope.sequence)

@@ -14,6 +14,7 @@ from muster.errors import LogError
 from muster.eventlog.api import EventLog
 from muster.events import Envelope, Event, ReportId, Unknown, encode_event, kind_of
 from muster.fold import apply
+from muster.known import Known
 from muster.lifecycle import SECOND, Observed, Settings, decide, wake_ns
 from muster.spec import COORDINATOR, InstanceId, NodeId
 from muster.state import State
@@ -42,6 +43,8 @@ class Ledger:
         #: Why nothing may be logged now; asked each time, since it may change while this process stands still.
         self.objection: Callable[[], LogError | None] = lambda: None
         self.on_event: Callable[[Envelope, Event | Unknown], None] = lambda envelope, event: None
+        #: What nodes tell of themselves beside the log.
+        self.known: Callable[[], Known] = Known
         self._settled_ns = self.clock.now_ns()
         for node in self.state.nodes:
             self.heard_ns[node] = self._settled_ns
@@ -128,4 +131,4 @@ class Ledger:
                 self.progress_ns[instance.id, instance.attempt, rank.rank] = now
 
     def _observed(self) -> Observed:
-        return Observed(heard_ns=self.heard_ns, progress_ns=self.progress_ns)
+        return Observed(heard_ns=self.heard_ns, progress_ns=self.progress_ns, known=self.known())

@@ -17,12 +17,15 @@ from muster.bus import ControlServer, Incoming, Publisher
 from muster.coordinator import logbook
 from muster.coordinator.adoption import Adoption
 from muster.coordinator.authority import Authority
-from muster.coordinator.calls import Calls
+from muster.coordinator.calls import Calls, PlacingRequest
 from muster.coordinator.comparing import Clocks
 from muster.coordinator.dispatcher import QueueSettings
 from muster.coordinator.door import Door
 from muster.coordinator.find import refusal
 from muster.coordinator.gateway import Gateway
+from muster.coordinator.gathering import Gathering
+from muster.coordinator.hearing import Hearing
+from muster.coordinator.knowledge import Knowledge
 from muster.coordinator.ledger import Ledger
 from muster.coordinator.nodes import Registrar
 from muster.coordinator.outputs import OutputStore
@@ -54,11 +57,15 @@ from muster.protocol import (
     Create,
     Delete,
     Drain,
+    Gather,
     Generate,
     Get,
     Held,
     Hello,
+    Inspect,
+    Measure,
     Output,
+    Preview,
     Promote,
     Query,
     ReadOutput,
@@ -66,17 +73,17 @@ from muster.protocol import (
     Report,
     Resume,
     Retry,
+    TellFacts,
+    TellLinks,
     Who,
 )
 from muster.replies import Answer, AnyPiece, AnyReply, Done, Pulse, Refused, Role, Vote, Welcome
 from muster.spec import BootId, Failure, InstanceId, NodeId, Phase
 
-#: Pulses that a node may miss before its silence is counted from the last one that it heard.
-_PULSES_MISSED = 2
 #: Events in one answer to a replay; its reader asks again for the rest.
 _REPLAY_EVENTS = 1_000
 #: What a coordinator that may not write still takes: it reads, or changes nothing that is logged.
-_READS = Get | Query | Replay | ReadOutput | Who | Claim | Beat | Generate | CancelGenerate
+_READS = Get | Query | Replay | ReadOutput | Who | Claim | Beat | TellFacts | TellLinks | Generate | CancelGenerate
 
 
 class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +113,8 @@ class Coordinator:
         self.gateway = Gateway(settings.host, settings.generation_port, QueueSettings(max_waiting=settings.max_waiting))
         self._registrar = Registrar(settings.clocks)
         self._outputs = OutputStore()
-        self._beats: dict[NodeId, Beat] = {}
+        self._knowledge = Knowledge()
+        self._gathering = Gathering()
         self._greeted: dict[NodeId, BootId] = {}  #: who has said hello to this run of the coordinator
         self._generations: dict[tuple[bytes, int], Request] = {}  #: of the control socket, by connection and call
         self._nudge = anyio.Event()
@@ -143,7 +151,18 @@ class Coordinator:
         self._ledger = Ledger(log, self.publisher, self._settings.clocks)
         self._ledger.objection = authority.objection
         self._reports = Reports(self._ledger, self._outputs, self._clocks, self._fenced)
-        self._calls = Calls(log, self._ledger, self._outputs, self._beats, self._wake, self._clocks, self._fenced)
+        self._ledger.known = lambda: self._knowledge.known(self._ledger.state)
+        self._hearing = Hearing(self._ledger, self._knowledge, self._clocks, self._fenced, self._settings.clocks)
+        self._calls = Calls(
+            log,
+            self._ledger,
+            self._outputs,
+            self._knowledge,
+            self._wake,
+            self._clocks,
+            self._fenced,
+            self._pulse,
+        )
         self._door = Door(log, self._ledger, self.gateway, self._calls)
         self.gateway.update(self._ledger.state)
         self._ledger.on_event = self._after
@@ -151,8 +170,8 @@ class Coordinator:
             CoordinatorStarted(epoch=log.epoch, boot=self._boot, version=__version__, term=authority.term)
         )
         self._pulse()
-        async with anyio.create_task_group() as group:
-            group.start_soon(self._keep_time)
+        async with anyio.create_task_group() as self._tasks:
+            self._tasks.start_soon(self._keep_time)
             task_status.started(self.control_port)
             await self._serve()
 
@@ -194,6 +213,7 @@ class Coordinator:
                 # A rule that fails on one instance must not end the coordinator of all the others.
                 logger.exception("the lifecycle rules failed")
             self._outputs.expire(now)
+            self._gathering.expire(now)
             nudge = self._nudge
             with anyio.move_on_after(min(next_beat - time.monotonic(), self._seconds_to_wake())):
                 await nudge.wait()
@@ -232,6 +252,7 @@ class Coordinator:
                 head=self._ledger.state.sequence,
                 time_ns=self._ledger.clock.now_ns(),
                 term=self._ledger.state.term,
+                measure_round=self._knowledge.measure_round,
             )
         )
 
@@ -271,8 +292,8 @@ class Coordinator:
 
     def _carry_out(self, incoming: Incoming, request: AnyRequest) -> None:
         match request:
-            case Beat():
-                self._beat(request)
+            case Beat() | TellFacts() | TellLinks():
+                self._hearing.take(request)
             case Report() | Output():
                 reply = self._reports.take(request)
                 if reply is not None:
@@ -289,37 +310,25 @@ class Coordinator:
             case Claim():
                 mine = request.epoch == self._log.epoch
                 self._answer(incoming, Vote(granted=False, term=self._authority.term if mine else 0))
-            case Create() | Delete() | Drain() | Resume() | Retry() | Get() | Query():
+            case Delete() | Drain() | Resume() | Retry() | Get() | Query() | Measure():
                 self._answer(incoming, self._calls.answer(request))
+            case Create() | Preview() | Inspect():
+                self._tasks.start_soon(self._place, incoming, request)
+            case Gather():
+                self._gathering.take(request, lambda reply: self._answer(incoming, reply), time.monotonic())
             case ReadOutput():
                 self._calls.read_output(request, lambda reply: self._answer(incoming, reply))
-            case Generate():
+            case Generate() | CancelGenerate():
                 self._generate(incoming, request)
-            case CancelGenerate():
-                asked = self._generations.pop((incoming.identity, request.id), None)
-                if asked is not None:
-                    self.gateway.cancel(asked)
 
-    def _beat(self, beat: Beat) -> None:
-        node = self._ledger.state.nodes.get(beat.node)
-        if node is None or node.info.boot != beat.boot or node.lost is not None:
-            self._fenced["boot"] += node is not None and node.info.boot != beat.boot
-            return
-        now = self._ledger.clock.now_ns()
-        self._clocks.note(beat, now)
-        self._ledger.heard_ns[beat.node] = max(self._ledger.heard_ns.get(beat.node, 0), now - self._deaf_ns(beat))
-        before = self._beats.get(beat.node)
-        known = set(before.progress) if before is not None else set()
-        for progress in beat.progress:
-            instance = self._ledger.state.instances.get(progress.instance)
-            if progress not in known and instance is not None and 0 <= progress.rank < len(instance.ranks):
-                self._ledger.progress_ns[progress.instance, progress.attempt, progress.rank] = now
-        self._beats[beat.node] = beat
-
-    def _deaf_ns(self, beat: Beat) -> int:
-        """For how long the node has not heard this coordinator: a link may work in one direction only."""
-        patience_ns = int(_PULSES_MISSED * self._settings.clocks.heartbeat_seconds * SECOND)
-        return max(0, beat.pulse_age_ns - patience_ns) if beat.pulse_ns else 0
+    async def _place(self, incoming: Incoming, request: PlacingRequest) -> None:
+        """Answer what has to know the model first; that may take a moment, and others go on meanwhile."""
+        try:
+            self._answer(incoming, await self._calls.place(request))
+        except Exception:  # as in `_serve`
+            logger.exception("request {} failed", type(request).__name__)
+            failure = Failure(kind="internal", message="the request failed in the coordinator; see its log")
+            self._answer(incoming, Refused(failure=failure))
 
     def _hello(self, incoming: Incoming, hello: Hello) -> None:
         info = hello.info
@@ -342,7 +351,7 @@ class Coordinator:
                 self._ledger.heard_ns[info.node] = now
             if verdict.joins:
                 logger.info("node {} joined from {} (pid {})", info.node, info.hostname, info.pid)
-                self._beats.pop(info.node, None)
+                self._knowledge.forget(info.node)
                 self._ledger.commit(NodeJoined(info=info), origin=info.node)
             own = [held for held in hello.holds if (held.rank.node, held.rank.boot) == (info.node, info.boot)]
             judging = self._judge(own, now)
@@ -386,7 +395,12 @@ class Coordinator:
 
     # --- generation ---------------------------------------------------------------------------------------
 
-    def _generate(self, incoming: Incoming, request: Generate) -> None:
+    def _generate(self, incoming: Incoming, request: Generate | CancelGenerate) -> None:
+        if isinstance(request, CancelGenerate):
+            begun = self._generations.pop((incoming.identity, request.id), None)
+            if begun is not None:
+                self.gateway.cancel(begun)
+            return
         key = (incoming.identity, incoming.call.id)
         ended = False
 

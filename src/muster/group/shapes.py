@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from muster.layout import Devices
 from muster.spec import Address as RankAddress
-
-#: Entry [i][j]: the RDMA devices by which rank i reaches rank j; None on the diagonal and where there is no link.
-Devices = tuple[tuple[str | tuple[str, ...] | None, ...], ...]
 
 
 class PreparedRank(msgspec.Struct, frozen=True):

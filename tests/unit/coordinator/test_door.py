@@ -15,6 +15,7 @@ from muster.coordinator.calls import Calls
 from muster.coordinator.comparing import Clocks
 from muster.coordinator.door import Door
 from muster.coordinator.gateway import Gateway
+from muster.coordinator.knowledge import Knowledge
 from muster.coordinator.outputs import OutputStore
 from muster.coordinator.served import Readiness
 from muster.events import Envelope, InstanceReady, NodeJoined, NodeLost, decode_event
@@ -42,7 +43,7 @@ class Desk:
         self.outputs = OutputStore()
         self.woken = 0
         ledger = self.books.ledger
-        self.calls = Calls(self.books.log, ledger, self.outputs, {}, self.wake, Clocks(), {})
+        self.calls = Calls(self.books.log, ledger, self.outputs, Knowledge(), self.wake, Clocks(), {}, self.wake)
         self.door = Door(self.books.log, ledger, self.gateway, self.calls)
         ledger.on_event = lambda envelope, event: self.door.note_logged()
 

@@ -1,0 +1,125 @@
+"""What workers ask each other, and the coordinator asks workers, on a worker's peer port.
+
+TCP. A message is four bytes of big-endian length and a msgpack map; a request is answered by one reply, after which
+either the next request follows on the same connection, or raw bytes where the request says so. The evolution rules
+of `muster.events` hold. Whoever speaks first says what it wants; nothing is sent unasked.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from muster.facts import HeldModel
+from muster.needs import ModelNeeds
+from muster.spec import BootId, Failure, NodeId
+
+#: The longest message, in bytes; what is longer comes as raw bytes behind one.
+MAXIMUM_BYTES = 16 * 2**20
+
+
+class PeerRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    """Base of what is asked on a peer port."""
+
+
+class Ping(PeerRequest, frozen=True, kw_only=True, tag="ping"):
+    """Answer `Pong`. `node` and `boot` are whom the caller means to reach."""
+
+    node: NodeId
+    boot: BootId
+
+
+class DialBack(PeerRequest, frozen=True, kw_only=True, tag="dial-back"):
+    """Ping the caller's peer port `port` at `host`, from the address that this came in at; answer `DialledBack`."""
+
+    node: NodeId
+    boot: BootId
+    host: str
+    port: int
+
+
+class Burst(PeerRequest, frozen=True, kw_only=True, tag="burst"):
+    """Take `upload` raw bytes that follow, or, after `Pong`, send `download` raw bytes; then `Pong`."""
+
+    upload: int = 0
+    download: int = 0
+
+
+class InspectModel(PeerRequest, frozen=True, kw_only=True, tag="inspect-model"):
+    """What does this model need; answer `Inspected` or `PeerRefused`. Reads config.json and headers."""
+
+    model: str
+    revision: str = ""
+
+
+class ListFiles(PeerRequest, frozen=True, kw_only=True, tag="list-files"):
+    """Which files the model in `path` has; answer `Files` or `PeerRefused`. Only what `HeldModel` offers."""
+
+    path: str
+
+
+class FetchFile(PeerRequest, frozen=True, kw_only=True, tag="fetch-file"):
+    """Send a file from byte `offset` on; answer `FileFollows` and then its bytes, or `PeerRefused`."""
+
+    path: str
+    name: str
+    offset: int = 0
+
+
+AnyPeerRequest = Ping | DialBack | Burst | InspectModel | ListFiles | FetchFile
+
+
+class PeerReply(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    """Base of what a peer port answers."""
+
+
+class Pong(PeerReply, frozen=True, kw_only=True, tag="pong"):
+    """I am this boot of this node, and see the caller at `seen`."""
+
+    node: NodeId
+    boot: BootId
+    seen: str = ""
+
+
+class DialledBack(PeerReply, frozen=True, kw_only=True, tag="dialled-back"):
+    """Whether the caller was reached, and why not."""
+
+    reached: bool
+    error: str = ""
+
+
+class Inspected(PeerReply, frozen=True, kw_only=True, tag="inspected"):
+    """What the model needs, and whether its files are here."""
+
+    needs: ModelNeeds
+    held: HeldModel | None = None
+
+
+class PeerFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of a model: its name relative to the directory, its size, and its SHA-256 in hex where that is known."""
+
+    name: str
+    bytes: int
+    sha256: str = ""
+
+
+class Files(PeerReply, frozen=True, kw_only=True, tag="files"):
+    """The files of a model, by name; `revision` is the hub's commit, where it came from there."""
+
+    files: tuple[PeerFile, ...]
+    revision: str = ""
+
+
+class FileFollows(PeerReply, frozen=True, kw_only=True, tag="file-follows"):
+    """`bytes` raw bytes follow: the rest of a file of `size` bytes."""
+
+    bytes: int
+    size: int
+
+
+class PeerRefused(PeerReply, frozen=True, kw_only=True, tag="peer-refused"):
+    """The request was not carried out."""
+
+    failure: Failure
+
+
+AnyPeerReply = Pong | DialledBack | Inspected | Files | FileFollows | PeerRefused
