@@ -20,6 +20,7 @@ from muster.api import (
     openai_responses,
     own,
     own_operations,
+    own_surveys,
 )
 from muster.api.anthropic_shape import AnthropicDialect
 from muster.api.backend import Backend
@@ -37,6 +38,7 @@ _MODULES = (
     health,
     own,
     own_operations,
+    own_surveys,
     openai_models,
     openai_chat,
     openai_completions,

@@ -7,7 +7,20 @@ from typing import Protocol, Self
 
 from muster.coordinator.served import Readiness, ServedModel
 from muster.events import Envelope
-from muster.protocol import Create, Delete, Drain, Generate, Get, Query, ReadOutput, Resume, Retry
+from muster.protocol import (
+    Create,
+    Delete,
+    Drain,
+    Generate,
+    Get,
+    Inspect,
+    Measure,
+    Preview,
+    Query,
+    ReadOutput,
+    Resume,
+    Retry,
+)
 from muster.replies import AnyPiece, AnyReply
 from muster.state import State
 
@@ -52,7 +65,10 @@ class Backend(Protocol):
         """The state now; it changes as events come."""
         ...
 
-    async def call(self, request: Create | Delete | Drain | Resume | Retry | Get | Query | ReadOutput) -> AnyReply:
+    async def call(
+        self,
+        request: Create | Delete | Drain | Resume | Retry | Get | Query | ReadOutput | Measure | Inspect | Preview,
+    ) -> AnyReply:
         """What the control socket would answer; `ReadOutput` may wait."""
         ...
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 from starlette.requests import Request
@@ -29,14 +29,21 @@ IDLE_SECONDS = 15.0
 _encode = msgspec.json.Encoder().encode
 
 
-class CreateBody(InstanceSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of `POST /api/instances`: a spec, and a key of the client's: the same key again gives the same instance."""
-
-    key: str = ""
+class SpecBody(InstanceSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A body that is the spec of an instance."""
 
     def spec(self) -> InstanceSpec:
         """The spec alone."""
         return InstanceSpec(**{name: getattr(self, name) for name in InstanceSpec.__struct_fields__})
+
+
+class CreateBody(SpecBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of `POST /api/instances`: a spec, and a key of the client's: the same key again gives the same instance."""
+
+    key: str = ""
+
+
+SomeSpecBody = TypeVar("SomeSpecBody", bound=SpecBody)
 
 
 class InstanceList(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,8 +119,7 @@ class _Own:
         return json_response(InstanceList(instances=tuple(found)))
 
     async def create_instance(self, request: Request) -> Response:
-        body = await read_body(request, CreateBody)
-        _refuse_unknown(msgspec.json.decode(body_of(request)), msgspec.to_builtins(body), "")
+        body = await read_spec(request, CreateBody)
         match await self._backend.call(Create(spec=body.spec(), key=body.key)):
             case Created(instance=instance) if instance in self._backend.state().instances:
                 return json_response(self._backend.state().instances[instance], 201)
@@ -220,6 +226,17 @@ def unexpected(reply: object) -> ApiError:
     if isinstance(reply, Refused):
         return of_failure(reply.failure)
     return ApiError("internal", f"the coordinator answered with {type(reply).__name__}")
+
+
+async def read_spec(request: Request, kind: type[SomeSpecBody]) -> SomeSpecBody:
+    """The body of a request, in which every field is one that is known here.
+
+    Raises:
+        ApiError: 400, it is no such body; the message names the field.
+    """
+    body = await read_body(request, kind)
+    _refuse_unknown(msgspec.json.decode(body_of(request)), msgspec.to_builtins(body), "")
+    return body
 
 
 def _refuse_unknown(given: object, understood: object, path: str) -> None:

@@ -27,7 +27,7 @@ class DrainBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     now: bool = False
 
 
-class ResumeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NoBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Nothing: the path says it all."""
 
 
@@ -58,15 +58,15 @@ class _Operations:
         self._backend = backend
 
     async def drain(self, request: Request) -> Response:
-        body = await _read(request, DrainBody)
+        body = await read_optional(request, DrainBody)
         return await self._oversee(Drain(node=self._node(request), reason=body.reason, now=body.now))
 
     async def resume(self, request: Request) -> Response:
-        await _read(request, ResumeBody)
+        await read_optional(request, NoBody)
         return await self._oversee(Resume(node=self._node(request)))
 
     async def retry(self, request: Request) -> Response:
-        body = await _read(request, RetryBody)
+        body = await read_optional(request, RetryBody)
         instance = instance_of(self._backend, request)
         match await self._backend.call(Retry(instance=instance.id, move=body.move)):
             case Accepted(sequence=sequence):
@@ -90,7 +90,7 @@ class _Operations:
         return name
 
 
-async def _read(request: Request, kind: type[T]) -> T:
+async def read_optional(request: Request, kind: type[T]) -> T:
     """The body, every field of which may be left out, and so may be the body itself."""
     return await read_body(request, kind) if body_of(request).strip() else kind()
 
@@ -116,7 +116,7 @@ def routes(backend: Backend) -> list[ApiRoute]:
                 method="POST",
                 path="/api/nodes/{node}/resume",
                 summary="Let a node that was drained or set aside take instances again.",
-                body=ResumeBody,
+                body=NoBody,
                 body_required=False,
                 reply=NodeNoted,
                 status=202,

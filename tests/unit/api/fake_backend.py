@@ -11,7 +11,20 @@ import anyio.lowlevel
 
 from muster.api.backend import Readiness, ServedModel
 from muster.events import Envelope
-from muster.protocol import Create, Delete, Drain, Generate, Get, Query, ReadOutput, Resume, Retry
+from muster.protocol import (
+    Create,
+    Delete,
+    Drain,
+    Generate,
+    Get,
+    Inspect,
+    Measure,
+    Preview,
+    Query,
+    ReadOutput,
+    Resume,
+    Retry,
+)
 from muster.replies import AnyPiece, AnyReply, Chunk, Done, Refused, Started
 from muster.sampling import ToolCall
 from muster.spec import Failure, InstanceId
@@ -61,7 +74,7 @@ class FakeStream:
 
 
 Script = Callable[[Generate], Sequence[AnyPiece]]
-Call = Create | Delete | Drain | Resume | Retry | Get | Query | ReadOutput
+Call = Create | Delete | Drain | Resume | Retry | Get | Query | ReadOutput | Measure | Inspect | Preview
 
 
 class FakeBackend:
