@@ -50,10 +50,10 @@ def job_of(sharding: str, *asks: Ask, spoiled_rank: int = -1, cache_bytes: int =
     )
 
 
-def mixed(known: tuple[Known, ...]) -> tuple[Ask, ...]:
+def mixed(known: tuple[Known, ...], count: int = 160) -> tuple[Ask, ...]:
     """Requests that enter and leave at different steps; every fourth is cancelled."""
     return tuple(
-        Ask(prompt=one.prompt, count=160, enter=number * 3, cancel=number if number % 4 == 3 else -1)
+        Ask(prompt=one.prompt, count=count, enter=number * 3, cancel=number if number % 4 == 3 else -1)
         for number, one in enumerate(known)
     )
 
@@ -107,9 +107,9 @@ def test_a_seed_gives_the_same_tokens_on_two_ranks(pair: Ranks, known: tuple[Kno
 def test_four_ranks_answer_as_mlx_lm_does(tmp_path: Path, known: tuple[Known, ...]) -> None:
     ranks = Ranks(4, tmp_path)
     try:
-        piped = tokens_of(ranks.run(job_of("pipeline", *mixed(known[:4]))))
+        piped = tokens_of(ranks.run(job_of("pipeline", *mixed(known[:4], 30))))  # four ranks spin on two cores
         tensor = tokens_of(ranks.run(job_of("tensor", *[Ask(prompt=one.prompt, count=6) for one in known[:2]])))
     finally:
         ranks.close()
-    assert piped[:3] == tuple(one.tokens for one in known[:3])
+    assert piped[:3] == tuple(one.tokens[:30] for one in known[:3])
     assert tensor == tuple(one.tokens[:6] for one in known[:2])

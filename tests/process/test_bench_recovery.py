@@ -59,7 +59,7 @@ def test_the_peer_is_measured_with_a_rank_killed(tmp_path: Path) -> None:
 
 def test_a_launcher_without_ranks_gives_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hanging = tmp_path / "launcher"
-    hanging.write_text("#!/bin/sh\nexec sleep 61\n")
+    hanging.write_text("#!/bin/sh\nexec sleep 63\n")
     hanging.chmod(0o700)
     monkeypatch.setattr(launch, "LAUNCH_SECONDS", 0.2)
     assert anyio.run(killed_seconds, str(hanging), tmp_path) is None

@@ -27,6 +27,12 @@ def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return stretched_model(tmp_path_factory.mktemp("models") / "slow", 400)
 
 
+@pytest.fixture(scope="module")
+def talkative_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """It loads soon, and still takes seconds to answer."""
+    return stretched_model(tmp_path_factory.mktemp("models") / "talkative", 80)
+
+
 @contextmanager
 def preparing(shared: Stage, **deadlines: float) -> Generator[tuple[InstanceId, list[psutil.Process]]]:
     """A group whose two runners stand still while they start."""
@@ -180,8 +186,8 @@ def test_the_middle_one_of_three_ranks_is_named(shared: Stage) -> None:
 
 
 @BOTH
-def test_killed_while_it_answers(shared: Stage, slow_model: Path, rank: int) -> None:
-    instance = shared.client.create(model(slow_model, sharding="pipeline"))
+def test_killed_while_it_answers(shared: Stage, talkative_model: Path, rank: int) -> None:
+    instance = shared.client.create(model(talkative_model, sharding="pipeline"))
     shared.client.ready(instance)
     sampling = SamplingParams(max_tokens=1000)
     replies = shared.client.begin(Generate(instance=instance, prompt="Why?", sampling=sampling))

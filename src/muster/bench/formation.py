@@ -56,7 +56,7 @@ class FormationSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 #: Shows that everything works, in less than a minute; its figures mean little.
-QUICK = FormationSettings(rounds=2, worst_rounds=2, burst_instances=3, idle_seconds=2.0)
+QUICK = FormationSettings(rounds=1, worst_rounds=2, burst_instances=3, idle_seconds=2.0)
 
 
 class Formation(msgspec.Struct, frozen=True, kw_only=True):
