@@ -96,9 +96,10 @@ class Ledger:
 
         To be called once per heartbeat at least.
         """
-        self._excuse_standstill()
         for _ in range(_MAX_ROUNDS):
-            decisions = decide(self.state, self._observed(), self.clock.now_ns(), self._settings)
+            now = self.clock.now_ns()
+            self._excuse_standstill(now)  # each round: this process may be stopped right after it published something
+            decisions = decide(self.state, self._observed(), now, self._settings)
             if not decisions:
                 break
             head = self.state.sequence
@@ -117,9 +118,8 @@ class Ledger:
         wake = wake_ns(self.state, self._observed(), now, self._settings)
         return float("inf") if wake is None else (wake - now) / 1e9
 
-    def _excuse_standstill(self) -> None:
+    def _excuse_standstill(self, now: int) -> None:
         """Who was stopped or busy itself heard nobody meanwhile: that time counts against no node and no rank."""
-        now = self.clock.now_ns()
         gap_ns, self._settled_ns = now - self._settled_ns, now
         if gap_ns < _STANDSTILL_BEATS * self._settings.heartbeat_seconds * SECOND:
             return

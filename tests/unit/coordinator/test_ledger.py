@@ -111,3 +111,20 @@ def test_the_decisions_of_one_round_have_one_cause() -> None:
         books.ledger.heard_ns[node] -= 60 * SECOND
     books.ledger.settle()
     assert [envelope.cause for envelope in books.published[2:]] == [head, head]
+
+
+def test_a_coordinator_that_is_stopped_while_it_settles_takes_no_node_for_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who sees an event may stop this process before it looks at the state again."""
+    books = Books("a", "b")
+    books.ledger.heard_ns[A] -= 60 * SECOND
+    now_ns, stood_ns = books.ledger.clock.now_ns, 0
+    monkeypatch.setattr(books.ledger.clock, "now_ns", lambda: now_ns() + stood_ns)
+
+    def stop(envelope: Envelope, event: Event | Unknown) -> None:
+        nonlocal stood_ns
+        stood_ns = 60 * SECOND
+
+    books.ledger.on_event = stop
+    books.ledger.settle()
+    assert [kind_of(event) for event in map(Envelope.event, books.published)][2:] == ["node.lost"]
+    assert books.ledger.state.nodes[B].lost is None
