@@ -1,0 +1,93 @@
+"""Finds out everything that a node knows of its machine. Blocks; run it in a thread."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from muster.facts import Disk, NodeFacts, System
+from muster.probe import linux, macos
+from muster.probe.reading import Unknowns
+from muster.probe.tools import Tools
+from muster.spec import BootId, NodeId
+
+
+class Subject(msgspec.Struct, frozen=True, kw_only=True):
+    """What the caller knows of its node already. `directories` are those that muster writes to."""
+
+    node: NodeId
+    boot: BootId
+    versions: dict[str, str] = {}
+    backends: tuple[str, ...] = ()
+    memory_gbps: float | None = None
+    blas: str = ""
+    directories: tuple[Path, ...] = ()
+
+
+def collect(subject: Subject, tools: Tools | None = None) -> NodeFacts:
+    """Everything but the models, the system's slow tools included. Never raises for what cannot be found out.
+
+    Pass the same `tools` again, and what does not change is not asked again.
+    """
+    tools = tools or Tools()
+    unknown = Unknowns()
+    memory = psutil.virtual_memory()
+    facts = NodeFacts(
+        node=subject.node,
+        boot=subject.boot,
+        architecture=platform.machine(),
+        cores=psutil.cpu_count(logical=False) or os.cpu_count() or 0,
+        memory_total_bytes=memory.total,
+        memory_available_bytes=memory.available,
+        memory_gbps=subject.memory_gbps,
+        disks=disks(subject.directories),
+        versions=subject.versions,
+        backends=subject.backends,
+        system=System(
+            python=platform.python_version(),
+            open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+            blas=subject.blas,
+        ),
+    )
+    facts = macos.add(facts, tools, unknown) if psutil.MACOS else linux.add(facts, tools, unknown)
+    return msgspec.structs.replace(facts, unknown=unknown.reasons)
+
+
+def refresh(facts: NodeFacts, subject: Subject, tools: Tools) -> NodeFacts:
+    """The same facts with memory, pressure and disks as they are now."""
+    unknown = Unknowns()
+    memory = psutil.virtual_memory()
+    facts = msgspec.structs.replace(
+        facts, memory_available_bytes=memory.available, disks=disks(subject.directories) or facts.disks
+    )
+    pressure = macos.pressure(tools) if psutil.MACOS else linux.pressure(memory.total, memory.available)
+    return msgspec.structs.replace(facts, memory_pressure=unknown.take("memory_pressure", pressure, "unknown"))
+
+
+def disks(directories: tuple[Path, ...]) -> tuple[Disk, ...]:
+    """The file systems under these directories, each once, under the first directory that is on it.
+
+    Of a directory that is not made yet, that of the nearest one above it.
+    """
+    return tuple(_disks(directories))
+
+
+def _disks(directories: tuple[Path, ...]) -> Iterator[Disk]:
+    devices: set[int] = set()
+    for directory in directories:
+        try:
+            there = next(path for path in (directory, *directory.parents) if path.exists())
+            device, usage = there.stat().st_dev, shutil.disk_usage(there)
+        except (OSError, StopIteration):
+            continue
+        if device in devices:
+            continue
+        devices.add(device)
+        yield Disk(path=str(directory), total_bytes=usage.total, free_bytes=usage.free)
