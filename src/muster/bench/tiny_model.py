@@ -74,11 +74,12 @@ def make(shape: Shape, directory: Path) -> int:
     weights["lm_head.weight"] = mx.where(is_letter, head, 0.0)
     mx.save_safetensors(str(directory / "model.safetensors"), weights, metadata={"format": "mlx"})
     _write_json(directory / "config.json", config)
-    _write_tokenizer(directory)
+    write_tokenizer(directory)
     return sum(weight.size for weight in weights.values())
 
 
-def _write_tokenizer(directory: Path) -> None:
+def write_tokenizer(directory: Path) -> None:
+    """Write a tokenizer of bytes and a few special tokens, with its chat template."""
     tokenizer = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(_ALPHABET)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(  # pyright: ignore[reportAttributeAccessIssue]
         add_prefix_space=False, use_regex=False

@@ -88,10 +88,20 @@ def read_tensors(path: Path) -> dict[str, TensorInfo]:
     """Every tensor that the header of `path` lists, after checking it against the file's real size.
 
     Raises:
-        ModelError: as `read_header_bytes`, or a tensor's range is not its dtype and shape's, leaves a gap, or
-            overlaps another.
+        ModelError: as `read_header_bytes` and `parse_header`, or the file is longer or shorter than they say.
     """
     header = read_header_bytes(path)
+    tensors, data_bytes = parse_header(path.name, header)
+    _check_size(path.name, expected=8 + len(header) + data_bytes, real=path.stat().st_size)
+    return tensors
+
+
+def parse_header(name: str, header: bytes) -> tuple[dict[str, TensorInfo], int]:
+    """Every tensor that the header of the file `name` lists, and how many bytes of data follow.
+
+    Raises:
+        ModelError: a tensor's range is not its dtype and shape's, leaves a gap, or overlaps another.
+    """
     try:
         entries: Any = json.loads(header)
         if not isinstance(entries, dict):
@@ -99,48 +109,49 @@ def read_tensors(path: Path) -> dict[str, TensorInfo]:
         entries.pop("__metadata__", None)
         ranges: list[tuple[int, int, str]] = []
         tensors: dict[str, TensorInfo] = {}
-        for name, entry in entries.items():
+        for tensor, entry in entries.items():
             begin, end = entry["data_offsets"]
             shape = tuple(int(size) for size in entry["shape"])
-            info = TensorInfo(str(entry["dtype"]), shape, path.name, int(end) - int(begin))
-            _check_bytes(path, name, info)
-            ranges.append((int(begin), int(end), name))
-            tensors[name] = info
+            info = TensorInfo(str(entry["dtype"]), shape, name, int(end) - int(begin))
+            _check_bytes(tensor, info)
+            ranges.append((int(begin), int(end), tensor))
+            tensors[tensor] = info
     except (ValueError, TypeError, KeyError) as error:
-        raise ModelError(f"{path.name} has a header that cannot be read: {error}", remedy=_DOWNLOAD_AGAIN) from error
-    _check_ranges(path, ranges, data_start=8 + len(header))
-    return tensors
+        raise ModelError(f"{name} has a header that cannot be read: {error}", remedy=_DOWNLOAD_AGAIN) from error
+    return tensors, _check_ranges(name, ranges)
 
 
-def _check_bytes(path: Path, name: str, info: TensorInfo) -> None:
+def _check_bytes(name: str, info: TensorInfo) -> None:
     bits = DTYPE_BITS.get(info.dtype)
     if bits is None:
-        raise ModelError(f"{path.name}: tensor {name} has the unknown dtype {info.dtype}", remedy=_DOWNLOAD_AGAIN)
+        raise ModelError(f"{info.file}: tensor {name} has the unknown dtype {info.dtype}", remedy=_DOWNLOAD_AGAIN)
     expected = math.prod(info.shape) * bits / 8
     if min(info.shape, default=0) < 0 or info.bytes != expected:
         raise ModelError(
-            f"{path.name}: tensor {name} takes {info.bytes} bytes, but {info.dtype} of shape {list(info.shape)} "
+            f"{info.file}: tensor {name} takes {info.bytes} bytes, but {info.dtype} of shape {list(info.shape)} "
             f"takes {expected:.0f}",
             remedy=_DOWNLOAD_AGAIN,
         )
 
 
-def _check_ranges(path: Path, ranges: list[tuple[int, int, str]], data_start: int) -> None:
+def _check_ranges(file: str, ranges: list[tuple[int, int, str]]) -> int:
     position = 0
     for begin, end, name in sorted(ranges):
         if begin != position:
             raise ModelError(
-                f"{path.name}: tensor {name} begins at byte {begin} of the data, expected {position}",
+                f"{file}: tensor {name} begins at byte {begin} of the data, expected {position}",
                 remedy=_DOWNLOAD_AGAIN,
             )
         position = end
-    expected, real = data_start + position, path.stat().st_size
+    return position
+
+
+def _check_size(file: str, *, expected: int, real: int) -> None:
     if real < expected:
-        raise _truncated(path, expected, real)
+        raise ModelError(f"{file} is truncated: expected {expected} bytes, found {real}", remedy=_DOWNLOAD_AGAIN)
     if real > expected:
         raise ModelError(
-            f"{path.name} has {real - expected} bytes that belong to no tensor: expected {expected} bytes, "
-            f"found {real}",
+            f"{file} has {real - expected} bytes that belong to no tensor: expected {expected} bytes, found {real}",
             remedy=_DOWNLOAD_AGAIN,
         )
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal
 
 import msgspec
 
 from muster.errors import ModelError, ShardingError
-from muster.model.files import ModelFiles, whole
+from muster.model.files import ModelFiles
+from muster.model.sizes import group_size, shared_sizes
+from muster.needs import even_split, indivisible, split_fault
 from muster.spec import ShardingWish
 
 Sharding = Literal["none", "pipeline", "tensor"]
@@ -112,12 +113,6 @@ def plan(
     )
 
 
-def even_split(layers: int, world_size: int) -> tuple[int, ...]:
-    """Layers per rank, as even as can be; the low ranks take one more."""
-    base, extra = divmod(layers, world_size)
-    return tuple(base + (1 if rank < extra else 0) for rank in range(world_size))
-
-
 def _tensor_plan(files: ModelFiles, world_size: int) -> ShardPlan:
     return ShardPlan(sharding="tensor", world_size=world_size, layers=files.layers, split=(files.layers,) * world_size)
 
@@ -133,77 +128,15 @@ def _against_pipeline(
     """Why this model cannot run as a pipeline; `None` if it can."""
     if not supports.pipeline:
         return "mlx-lm has no pipeline for this architecture"
-    if files.layers < world_size:
-        return f"num_hidden_layers is {files.layers}, fewer than {world_size} ranks"
-    if split is not None and (len(split) != world_size or min(split) < 1 or sum(split) != files.layers):
-        return (
-            f"the split {list(split)} must have {world_size} entries above 0 that add up to "
-            f"num_hidden_layers {files.layers}"
-        )
-    return None
+    return split_fault(files.layers, world_size, split) or None
 
 
 def _against_tensor(files: ModelFiles, world_size: int, supports: Supports) -> str | None:
     """Why this model cannot be sharded by tensors; `None` if it can."""
     if not supports.tensor:
         return "mlx-lm has no tensor sharding for this architecture"
-    if reasons := _indivisible(files, world_size, supports):
-        return ", ".join(reasons)
-    return None
-
-
-def _indivisible(files: ModelFiles, world_size: int, supports: Supports) -> list[str]:
-    """Every size that must divide by `world_size` and does not. hidden_size itself is never split by mlx-lm."""
-    text = files.text_config
-    sizes: list[tuple[str, int | None]] = [("num_attention_heads", files.heads)]
-    # Latent attention (DeepSeek) expands its heads from one shared latent: num_key_value_heads is not used.
-    if whole(text, "kv_lora_rank") is None:
-        sizes.append(("num_key_value_heads", files.kv_heads))
-    sizes += [(name, whole(text, name)) for name in ("linear_num_key_heads", "linear_num_value_heads")]
-    if supports.vocabulary:
-        sizes.append(("vocab_size", files.vocabulary))
-    inner = _inner_sizes(files)
-    reasons = [
-        f"{name} is {size}, which does not divide by {world_size} ranks"
-        for name, size in [*sizes, *inner]
-        if size is not None and size % world_size
-    ]
-    group_size = _group_size(files)
-    if reasons or group_size == 1:
-        return reasons
-    return [
-        f"{name} is {size}, whose {size // world_size} on each rank is no multiple of the quantisation's "
-        f"group_size {group_size}"
-        for name, size in [*inner, *_attention_width(files)]
-        if size is not None and (size // world_size) % group_size
-    ]
-
-
-def _inner_sizes(files: ModelFiles) -> list[tuple[str, int | None]]:
-    text = files.text_config
-    names = ("moe_intermediate_size", "shared_expert_intermediate_size")
-    return [("intermediate_size", files.intermediate), *((name, whole(text, name)) for name in names)]
-
-
-def _attention_width(files: ModelFiles) -> list[tuple[str, int | None]]:
-    """The input of the attention's output projection, which a rank gets a slice of."""
-    head_size = whole(files.text_config, "v_head_dim") or files.head_size
-    if files.heads is None:
-        return []
-    if head_size is None:
-        return [("hidden_size", files.hidden_size)]
-    return [(f"num_attention_heads {files.heads} x head size {head_size}", files.heads * head_size)]
-
-
-def _group_size(files: ModelFiles) -> int:
-    """How many neighbouring weights share a scale, the least common multiple over all layers; 1 if not quantised."""
-    quantisation = files.config.get("quantization") or files.text_config.get("quantization_config")
-    if not isinstance(quantisation, dict):
-        return 1
-    entries = cast("dict[str, Any]", quantisation)
-    nested = (entry for entry in entries.values() if isinstance(entry, dict))
-    sizes = [whole(cast("dict[str, Any]", entry), "group_size") or 1 for entry in (entries, *nested)]
-    return math.lcm(*sizes)
+    sizes = shared_sizes(files, vocabulary=supports.vocabulary)
+    return indivisible(sizes, group_size(files), world_size) or None
 
 
 def _way_out(files: ModelFiles, sharding: ShardingWish, world_size: int, supports: Supports) -> str:

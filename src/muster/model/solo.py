@@ -27,7 +27,9 @@ def batchable(model: Any) -> bool:
         return False
     if not any(isinstance(cache, ArraysCache) for cache in caches):
         return True
-    return ".lengths" in inspect.getsource(sys.modules[type(model).__module__])
+    # An architecture may be another one with other names for its weights (qwen3_5_moe).
+    lineage = {one.__module__ for one in type(model).__mro__ if one.__module__.startswith("mlx_lm.models.")}
+    return any(".lengths" in inspect.getsource(sys.modules[module]) for module in lineage)
 
 
 def _flat(cache: Any) -> list[Any]:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from muster.errors import ShardingError
 from muster.model.files import ModelFiles, text_config, whole
-from muster.model.plan import ShardPlan, Supports, even_split, plan
+from muster.model.plan import ShardPlan, Supports, plan
+from muster.needs import even_split
 from muster.spec import ShardingWish
 
 BOTH = Supports(tensor=True, pipeline=True)

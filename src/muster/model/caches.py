@@ -1,0 +1,159 @@
+"""How much each layer of a model keeps of a sequence, as mlx-lm's caches do. Pure.
+
+Most of it is in the shapes of the weights: a layer caches what its key and value projections give. What they do not
+show (windows, states, a latent that is or is not expanded) is in the config, or in the architecture's source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from muster.model.architectures import Architecture
+from muster.model.files import ModelFiles, whole
+from muster.model.names import Tensor
+
+#: Projections whose rows are cached whole as they come out, keys and values of all heads.
+_KEYS: Final = "k_proj"
+_VALUES: Final = "v_proj"
+#: States are kept in float32 whatever the model's type. Source: `gated_delta_update`, `recurrent_gla` of mlx-lm.
+_STATE_BYTES: Final = 4
+
+
+class LayerCache(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes that one layer keeps of a sequence; the fields are those of `muster.needs.LayerNeeds`."""
+
+    token_bytes: int = 0
+    divides: bool = True
+    window: int = 0
+    state_bytes: int = 0
+    whole_bytes: int = 0
+
+
+def layer_caches(
+    files: ModelFiles, architecture: Architecture, tensors: Iterable[Tensor], value_bytes: int
+) -> tuple[LayerCache, ...]:
+    """What each layer keeps; `value_bytes` is the size of one computed value."""
+    by_layer: list[list[Tensor]] = [[] for _ in range(files.layers)]
+    for tensor in tensors:
+        if tensor.layer is not None:
+            by_layer[tensor.layer].append(tensor)
+    return tuple(_layer_cache(files, architecture, number, one, value_bytes) for number, one in enumerate(by_layer))
+
+
+def _layer_cache(
+    files: ModelFiles, architecture: Architecture, number: int, tensors: list[Tensor], value_bytes: int
+) -> LayerCache:
+    text = files.text_config
+    if "compress_ratios" in text:
+        return _compressed(text, number, value_bytes)
+    if (rank := whole(text, "kv_lora_rank")) is not None and _count(tensors, "kv_a_proj_with_mqa"):
+        return _latent(files, architecture, tensors, rank, value_bytes)
+    if (state := _state(text, tensors, value_bytes)) is not None:
+        return LayerCache(state_bytes=state)
+    values = _rows(tensors, _KEYS) + _rows(tensors, _VALUES)
+    if values == 0 and files.heads and files.hidden_size:  # joined with the queries, in one of many ways
+        values = 2 * (files.kv_heads or files.heads) * (files.head_size or files.hidden_size // files.heads)
+    # Source: the default in iquestloopcoder.py of mlx-lm.
+    loop = (whole(text, "loop_window_size") or 64) if architecture.name == "iquestloopcoder" else None
+    return LayerCache(
+        token_bytes=values * value_bytes,
+        window=_window(text, architecture, number) if loop is None else 0,
+        # A second pass over the layers, with a window of its own. Source: iquestloopcoder.py of mlx-lm.
+        state_bytes=values * value_bytes * (loop or 0),
+        whole_bytes=_rows(tensors, "index_k_proj") * value_bytes,
+    )
+
+
+def _latent(
+    files: ModelFiles, architecture: Architecture, tensors: list[Tensor], rank: int, value_bytes: int
+) -> LayerCache:
+    """Latent attention: the latent and the rotated part, one for all heads; or expanded to all heads (DeepSeek-V2)."""
+    text = files.text_config
+    rotated = whole(text, "qk_rope_head_dim") or 0
+    if not architecture.latent:
+        head = (whole(text, "qk_nope_head_dim") or 0) + rotated + (whole(text, "v_head_dim") or 0)
+        return LayerCache(token_bytes=(files.heads or 0) * head * value_bytes)
+    values = (rank + rotated) * _count(tensors, "kv_a_proj_with_mqa")
+    # The indexer's keys go into a cache of their own, whose values are zeros of the same size.
+    values += 2 * _rows(tensors, "wk")
+    return LayerCache(token_bytes=values * value_bytes, divides=False)
+
+
+def _compressed(text: dict[str, Any], number: int, value_bytes: int) -> LayerCache:
+    """A window of whole tokens, and where the layer makes them, latents and index keys of groups of tokens.
+
+    Source: `LayerCache` in deepseek_v41.py of mlx-lm.
+    """
+    head = whole(text, "head_dim") or 512
+    window = whole(text, "sliding_window") or 128
+    ratios: list[int] = list(text["compress_ratios"])
+    ratio = ratios[number] if number < len(ratios) else 0
+    token = 0
+    if ratio and number in text.get("kv_source_layer_ids", ()):
+        index = whole(text, "index_head_dim") or 128
+        keys = head + (index if number in text.get("index_source_layer_ids", ()) else 0)
+        token = -(-keys * value_bytes // ratio)
+    return LayerCache(token_bytes=token, divides=False, state_bytes=window * head * value_bytes)
+
+
+def _state(text: dict[str, Any], tensors: list[Tensor], value_bytes: int) -> int | None:
+    """Bytes of the state of a recurrent layer, `None` if the layer is no such one."""
+    if _count(tensors, "A_log") == 0 and _count(tensors, "g_norm") == 0 and _count(tensors, "dt_bias") == 0:
+        return None
+    linear = text.get("linear_attn_config")
+    if isinstance(linear, dict):  # Kimi
+        config: dict[str, Any] = {str(key): value for key, value in linear.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        heads, size = whole(config, "num_heads") or 0, whole(config, "head_dim") or 0
+        kernel = whole(config, "short_conv_kernel_size") or 4
+        return 3 * heads * size * (kernel - 1) * value_bytes + heads * size * size * _STATE_BYTES
+    value_heads = whole(text, "linear_num_value_heads")
+    if value_heads is not None:  # Qwen3-Next and Qwen3.5
+        key_heads, key_size = whole(text, "linear_num_key_heads") or 0, whole(text, "linear_key_head_dim") or 0
+        value_size = whole(text, "linear_value_head_dim") or 0
+        kernel = whole(text, "linear_conv_kernel_dim") or 4
+        width = 2 * key_heads * key_size + value_heads * value_size
+        return width * (kernel - 1) * value_bytes + value_heads * key_size * value_size * _STATE_BYTES
+    if _count(tensors, "g_norm"):  # Bailing's linear attention: a square per head
+        heads, size = whole(text, "num_attention_heads") or 0, whole(text, "head_dim") or 0
+        return heads * size * size * _STATE_BYTES
+    return _mamba(text, tensors, value_bytes)
+
+
+def _mamba(text: dict[str, Any], tensors: list[Tensor], value_bytes: int) -> int:
+    """A convolution's last inputs, and a state of so many values for each channel."""
+    convolutions = [one.info.shape for one in tensors if one.leaf == "conv1d" and one.parameter == "weight"]
+    channels = max((shape[0] for shape in convolutions), default=0)
+    kernel = max((max(shape[1:], default=1) for shape in convolutions), default=1)
+    size = whole(text, "state_size", "ssm_state_size", "mamba_d_state", "d_state", "mamba_state_size") or 16
+    return channels * ((kernel - 1) * value_bytes + size * _STATE_BYTES)
+
+
+def _window(text: dict[str, Any], architecture: Architecture, number: int) -> int:
+    """How many tokens the layer keeps; 0 for all of them."""
+    size = whole(text, "sliding_window", "sliding_window_size", "attention_window_size")
+    if not architecture.rotating or size is None:
+        return 0
+    kinds = text.get("layer_types")
+    if isinstance(kinds, list) and number < len(kinds):  # pyright: ignore[reportUnknownArgumentType]
+        return 0 if kinds[number] in ("full_attention", "attention") else size
+    pattern = whole(text, "sliding_window_pattern")
+    if pattern is not None:
+        return size if (number + 1) % pattern else 0
+    # Both begin with a window and take turns. Source: gpt_oss.py, step3p5.py of mlx-lm.
+    if architecture.name in ("gpt_oss", "step3p5"):
+        return size if number % 2 == 0 else 0
+    return 0
+
+
+def _rows(tensors: list[Tensor], leaf: str) -> int:
+    """Rows of the weights of that module: the values that it gives for a token."""
+    return sum(
+        one.info.shape[0] for one in tensors if one.leaf == leaf and one.parameter == "weight" and one.info.shape
+    )
+
+
+def _count(tensors: list[Tensor], leaf: str) -> int:
+    return sum(one.leaf == leaf and not one.is_scale and one.parameter != "bias" for one in tensors)
