@@ -317,6 +317,7 @@ def _begin_attempt(state: State, event: AttemptStarted, envelope: Envelope) -> S
         msgspec.structs.replace(
             instance,
             attempt=event.attempt,
+            spec=msgspec.structs.replace(instance.spec, ranks=len(event.assignments)),
             backend=event.backend,
             status=Starting(),
             since_ns=envelope.time_ns,

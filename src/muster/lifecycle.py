@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from muster.errors import PlacementError
 from muster.events import (
     AttemptEnding,
     AttemptStarted,
@@ -26,7 +25,8 @@ from muster.events import (
     NodeSuspected,
 )
 from muster.known import Known
-from muster.placement import place
+from muster.placement import Refusal
+from muster.placement.again import place_again, same_refusal
 from muster.spec import Failure, InstanceId, NodeId, Phase, RestartOnFailure
 from muster.state import (
     FAULTS_NS,
@@ -210,9 +210,9 @@ def _next(instance: Instance, state: State, observed: Observed, now_ns: int, set
                 return InstanceReady(instance=instance.id, attempt=instance.attempt)
             return None
         case Broken(failure=last, retry_at_ns=int(retry)) if retry <= now_ns and all_gone(instance):
-            return _retry(instance, last, state, now_ns)
+            return _retry(instance, last, state, observed.known, now_ns)
         case Ending() if all_gone(instance):
-            return _retry(instance, None, state, now_ns)
+            return _retry(instance, None, state, observed.known, now_ns)
         case Deleting() if all_gone(instance):
             return InstanceDeleted(instance=instance.id, attempt=instance.attempt)
         case _:
@@ -229,22 +229,22 @@ def _up(instance: Instance, rank: Rank) -> bool:
             return False
 
 
-def _retry(instance: Instance, last: Failure | None, state: State, now_ns: int) -> Event | None:
+def _retry(instance: Instance, last: Failure | None, state: State, known: Known, now_ns: int) -> Event | None:
     """The next attempt. Where it has no place it waits for one, and says so once for each reason."""
-    try:
-        placement = place(instance.spec, state)
-    except PlacementError as error:
+    found = place_again(instance, state, known)
+    if isinstance(found, Refusal):
         failure = Failure(
-            kind=error.kind, message=error.message, remedy=error.remedy, phase=Phase.PLACING, retryable=True
+            kind=found.kind, message=found.message, remedy=found.remedy, phase=Phase.PLACING, retryable=True
         )
-        if failure == last:
+        if last is not None and same_refusal(failure, last):
             return None
         return InstanceFailed(instance=instance.id, attempt=instance.attempt, failure=failure, retry_at_ns=now_ns)
     return AttemptStarted(
         instance=instance.id,
         attempt=instance.attempt + 1,
-        assignments=placement.assignments,
-        backend=placement.backend,
+        assignments=found.assignments,
+        backend=found.backend,
+        layout=found.layout,
     )
 
 

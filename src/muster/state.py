@@ -296,6 +296,13 @@ def takes_instances(node: Node) -> bool:
     return node.lost is None and node.suspect is None and isinstance(node.duty, Serving)
 
 
+def reserved_bytes(instance: Instance, rank: int) -> int:
+    """What a rank was promised: as it was laid out, else what the spec says of every rank."""
+    if rank < len(instance.layout.ranks):
+        return instance.layout.ranks[rank].memory_bytes
+    return instance.spec.memory_bytes or 0
+
+
 def is_script(instance: Instance) -> bool:
     """Whether the instance runs a script, whose ranks may end by themselves."""
     return isinstance(instance.spec.workload, ScriptWorkload)

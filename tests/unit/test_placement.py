@@ -123,11 +123,13 @@ def test_a_group_of_one_is_refused() -> None:
 def test_a_missing_backend_is_told_of_the_node_that_misses_it() -> None:
     cluster = Cluster("a")
     cluster.join(msgspec.structs.replace(node_info("b"), backends=("mpi", "nccl")))
-    assert refusal(cluster, GROUP) == "MLX on node b has no ring backend (it has: mpi, nccl)"
+    both = msgspec.structs.replace(GROUP, nodes=(A, B))
+    assert refusal(cluster, both) == "MLX on node b has no ring backend (it has: mpi, nccl)"
+    assert nodes_of(place(GROUP, cluster.state)) == ["a", "a"], "a node that nobody asked for is left out"
     assert nodes_of(place(script(1), cluster.state)) == ["a"], "one rank alone needs no backend"
 
 
-def test_jaccl_is_refused_for_now() -> None:
+def test_jaccl_is_refused_where_nothing_is_known_of_rdma() -> None:
     cluster = Cluster()
     for name in ("a", "b"):
         cluster.join(msgspec.structs.replace(node_info(name), backends=("ring", "jaccl")))
