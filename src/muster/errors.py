@@ -55,6 +55,13 @@ class FormationError(MusterError):
     retryable = True
 
 
+class RdmaError(FormationError):
+    """An RDMA device or its driver refused, and does so again until somebody does something to the machine."""
+
+    kind = "rdma-unusable"
+    retryable = False
+
+
 class MembershipError(MusterError):
     """The ranks of a formed group do not belong together."""
 
@@ -71,6 +78,19 @@ class ModelError(MusterError):
     """The model's files are missing, incomplete or inconsistent."""
 
     kind = "model-invalid"
+
+
+class FetchError(MusterError):
+    """Files of a model could not be brought to this node now: a connection was cut, silent, or not to be had."""
+
+    kind = "model-unavailable"
+    retryable = True
+
+
+class DiskFullError(MusterError):
+    """There is no room for the files of a model."""
+
+    kind = "disk-full"
 
 
 class ShardingError(MusterError):
@@ -139,6 +159,13 @@ class UnreachableError(MusterError):
     """The coordinator does not answer at the address given."""
 
     kind = "coordinator-unreachable"
+    retryable = True
+
+
+class PeerError(MusterError):
+    """Another node's worker cannot be reached on its peer port, or broke off."""
+
+    kind = "peer-unreachable"
     retryable = True
 
 

@@ -51,8 +51,8 @@ class LocalCluster:
 
     `directory` holds logs, state and sockets' addresses; `node_options` are further options of `muster worker`.
     `address` is where the coordinator is, `http` the base URL of its HTTP API ("http://127.0.0.1:5713"), empty
-    without one. `http_port` is 0 for any free port, `None` for no HTTP; `coordinator_environment` is added to the
-    coordinator's environment.
+    without one. `http_port` is 0 for any free port, `None` for no HTTP; `environments` are added to those of
+    the processes, by name: "coordinator", or the node's.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class LocalCluster:
         port: int = 0,
         http_port: int | None = 0,
         coordinator_options: Sequence[str] = (),
-        coordinator_environment: Mapping[str, str] | None = None,
+        environments: Mapping[str, Mapping[str, str]] | None = None,
         node_options: Sequence[str] = (),
         log_level: str = "info",
     ) -> None:
@@ -76,7 +76,7 @@ class LocalCluster:
         self.members: dict[str, Member] = {}
         self._port = port
         self._http_port = http_port
-        self._coordinator_environment = dict(coordinator_environment or {})
+        self._environments = dict(environments or {})
         self._coordinator_options = tuple(coordinator_options)
         self._node_options = tuple(node_options)
         self._log_level = log_level
@@ -181,8 +181,8 @@ class LocalCluster:
             _bury(before)
         log = self.directory / f"{name}.log"
         with log.open("ab") as output:
-            more = self._coordinator_environment if name == "coordinator" else {}
-            process = _spawn([*arguments, "--ready-file", str(ready), "--log-level", self._log_level], output, more)
+            command = [*arguments, "--ready-file", str(ready), "--log-level", self._log_level]
+            process = _spawn(command, output, self._environments.get(name, {}))
         self.members[name] = Member(name, process, log, ready)
         return self.members[name]
 

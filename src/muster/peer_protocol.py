@@ -44,17 +44,29 @@ class Burst(PeerRequest, frozen=True, kw_only=True, tag="burst"):
     download: int = 0
 
 
+class Watch(PeerRequest, frozen=True, kw_only=True, tag="watch"):
+    """Answer `Pong`, and keep the connection open until the caller closes it: its end says that the link is gone."""
+
+
 class InspectModel(PeerRequest, frozen=True, kw_only=True, tag="inspect-model"):
-    """What does this model need; answer `Inspected` or `PeerRefused`. Reads config.json and headers."""
+    """What does this model need; answer `Inspected` or `PeerRefused`. Reads config.json and headers.
+
+    Only what is on the node, unless `ask_hub`: then only what the hub says.
+    """
 
     model: str
     revision: str = ""
+    ask_hub: bool = False
 
 
 class ListFiles(PeerRequest, frozen=True, kw_only=True, tag="list-files"):
-    """Which files the model in `path` has; answer `Files` or `PeerRefused`. Only what `HeldModel` offers."""
+    """Which files the model in `path` has; answer `Files` or `PeerRefused`. Only what `HeldModel` offers.
+
+    Of the files `digests` the SHA-256 is found out where it is not known, which takes as long as reading them.
+    """
 
     path: str
+    digests: tuple[str, ...] = ()
 
 
 class FetchFile(PeerRequest, frozen=True, kw_only=True, tag="fetch-file"):
@@ -65,7 +77,7 @@ class FetchFile(PeerRequest, frozen=True, kw_only=True, tag="fetch-file"):
     offset: int = 0
 
 
-AnyPeerRequest = Ping | DialBack | Burst | InspectModel | ListFiles | FetchFile
+AnyPeerRequest = Ping | DialBack | Burst | Watch | InspectModel | ListFiles | FetchFile
 
 
 class PeerReply(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -103,10 +115,16 @@ class PeerFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Files(PeerReply, frozen=True, kw_only=True, tag="files"):
-    """The files of a model, by name; `revision` is the hub's commit, where it came from there."""
+    """The files of a model, by name; `revision` is the hub's commit, where it came from there.
+
+    `identity` is the model's fingerprint (`muster.model.files.fingerprint`), the same of every copy of it, and
+    `weights` are the names of all its weight files, those that are not here as well.
+    """
 
     files: tuple[PeerFile, ...]
     revision: str = ""
+    identity: str = ""
+    weights: tuple[str, ...] = ()
 
 
 class FileFollows(PeerReply, frozen=True, kw_only=True, tag="file-follows"):

@@ -203,10 +203,23 @@ class Beat(Request, frozen=True, kw_only=True, tag="beat"):
     pulse_ns: int = 0  #: `time_ns` of the last `Pulse` that it heard
     pulse_age_ns: int = 0  #: how long ago that was, on a clock that does not jump
     ranks_memory_bytes: int = 0  #: resident size of all runners that hold a rank
+    ranks: tuple[RankUse, ...] = ()
+
+
+class RankUse(msgspec.Struct, frozen=True, kw_only=True):
+    """How much memory the runner of a rank has in use: its resident size."""
+
+    instance: InstanceId
+    attempt: int
+    rank: int
+    memory_bytes: int
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a rank is within a phase: `done` of `total` units ("layers", "bytes")."""
+    """How far a rank is within a phase: `done` of `total` units ("layers", "bytes"), `rate` of them per second.
+
+    `note` says what moves, such as "from node b".
+    """
 
     instance: InstanceId
     attempt: int
@@ -215,6 +228,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     done: int
     total: int
     unit: str
+    rate: float = 0.0
+    note: str = ""
 
 
 class TellFacts(Request, frozen=True, kw_only=True, tag="facts"):

@@ -200,12 +200,17 @@ class ConnectedFrame(msgspec.Struct, frozen=True, kw_only=True, tag="connected")
 
 
 class ProgressFrame(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
-    """Something moved: resets the phase's clock where it counts from the last progress."""
+    """Something moved: resets the phase's clock where it counts from the last progress.
+
+    `rate` is in units per second, 0 where it says nothing; `note` is what moves, for people.
+    """
 
     phase: Phase
     done: int
     total: int
     unit: str
+    rate: float = 0.0
+    note: str = ""
 
 
 class LoadedFrame(msgspec.Struct, frozen=True, kw_only=True, tag="loaded"):

@@ -155,9 +155,10 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Previewed(Reply, frozen=True, kw_only=True, tag="previewed"):
-    """Ways to place an instance, the one that would be taken first; then others that fit, then what does not and why.
+    """Ways to place an instance: first the one that would be taken, or why there is none; then others that fit; then
+    what does not, and why.
 
-    `remedies` is what would help where nothing fits.
+    `remedies` is what would help where the first is none.
     """
 
     options: tuple[Option, ...]

@@ -26,6 +26,7 @@ from muster.events import (
     InstanceCreated,
     InstanceDeleted,
     InstanceFailed,
+    NodeChanged,
     NodeDraining,
     NodeHeard,
     NodeJoined,
@@ -268,6 +269,11 @@ def test_query_filters(log: EventLog, query: Query, sequences: list[int]) -> Non
     log.append([envelope(sequence, event) for sequence, event in enumerate(events, start=1)])
     log.append([unknown(8)])
     assert [item.sequence for item in log.query(query)] == sequences
+
+
+def test_a_change_of_a_nodes_addresses_is_found_by_the_node(log: EventLog) -> None:
+    log.append([envelope(1, joined(NODES[0])), envelope(2, NodeChanged(node=NODES[0], boot=BOOT, candidates=()))])
+    assert [item.sequence for item in log.query(Query(node=NODES[0]))] == [1, 2]
 
 
 def test_query_with_too_many_kinds_is_refused(log: EventLog) -> None:

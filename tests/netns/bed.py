@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, Literal, NamedTuple, Self
 
-from bed_faults import Clock, Disk, Way, clear, lose, slow
+from bed_faults import Clock, Disk, Way, bar, clear, lose, slow
 from bed_kernel import (
     END_SECONDS,
     NAMESPACES,
@@ -222,6 +222,15 @@ class Bed:
         self._faulty.add((host, bridge))
         lose(self._namespace(_SWITCH), self._port(host, bridge), way, share)
 
+    def bar(self, host: str, bridge: int = 0) -> None:
+        """Let the host open no TCP connection over its link; those that are open, and others' to it, go on.
+
+        Raises:
+            BedError: this kernel cannot, see `refusal`.
+        """
+        self._faulty.add((host, bridge))
+        bar(self._namespace(_SWITCH), self._port(host, bridge))
+
     def limit(self, host: str, bits_per_second: int, bridge: int = 0, way: Way = "both") -> None:
         """Let the host's link carry no more than this in each direction.
 
@@ -250,6 +259,10 @@ class Bed:
         """Switch the host's own interface on again."""
         self._down.discard((host, bridge))
         self._ip(host, "link", "set", f"eth{bridge}", "up")
+
+    def add_address(self, host: str, address: str, bridge: int = 0) -> None:
+        """Give the host one more address on the bridge, for as long as the bed lives."""
+        self._ip(host, "address", "add", f"{address}/24", "dev", f"eth{bridge}")
 
     # --- disks and clocks -----------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
 
@@ -23,6 +24,8 @@ _QUEUE_MILLISECONDS: Final = 400
 #: Classic BPF: load a random number; is it at least so large?; the two verdicts of tc.
 _RANDOM, _AT_LEAST = "32 0 0 4294963256", "53 1 0"
 _PASS, _LOSE = "6 0 0 0", "6 0 0 2"
+#: The same for what opens a TCP connection: IPv4, TCP, SYN without ACK; each test skips to `_PASS` otherwise.
+_OPENS = ("40 0 0 12", "21 0 6 2048", "48 0 0 23", "21 0 4 6", "48 0 0 47", "84 0 0 18", "21 0 1 2")
 
 
 # --- links --------------------------------------------------------------------------------------------------
@@ -38,6 +41,19 @@ def lose(namespace: str, port: str, way: Way, share: float) -> None:
         raise BedError(f"share is {share}; it must be from 0 to 1")
     threshold = round(share * 2**32)
     program = [_LOSE] if threshold == 2**32 else [_RANDOM, f"{_AT_LEAST} {threshold}", _LOSE, _PASS]
+    _filter(namespace, port, way, program)
+
+
+def bar(namespace: str, port: str) -> None:
+    """Lose what opens TCP connections from the host behind a port of the switch, as a firewall does.
+
+    Raises:
+        BedError: this kernel has no BPF classifier for tc.
+    """
+    _filter(namespace, port, "from", [*_OPENS, _LOSE, _PASS])
+
+
+def _filter(namespace: str, port: str, way: Way, program: Sequence[str]) -> None:
     bytecode = ",".join([str(len(program)), *program])
     # Of a port of the switch: what comes in is from the host, what goes out is to it.
     hooks = {"from": ("ingress",), "to": ("egress",), "both": ("ingress", "egress")}[way]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from bed import Bed
 
 from muster.bus import parse_endpoint
 from muster.events import Envelope, Event, Unknown, decode_envelope
+from muster.links import LinkMap
 from muster.local import LocalCluster, Member
 from muster.protocol import AnyRequest, Create, Delete, Generate, Get, Query
 from muster.replies import AnyReply, Chunk, Created, Done, Found, Snapshot
@@ -260,6 +262,20 @@ class NetClient:
         failed = state.instances[instance]
         assert isinstance(failed.status, Broken)
         return failed, failed.status
+
+    def wait_linked(self, *nodes: str) -> None:
+        """Wait until these nodes know of a link between each two: what was cut is tried again every few seconds."""
+
+        def missing() -> list[str]:
+            (reply,) = self.call(Get())
+            assert isinstance(reply, Snapshot), reply
+            state = _state_decoder.decode(reply.state)
+            infos = {name: node.info for name, node in state.nodes.items() if node.lost is None}
+            links = LinkMap(infos, {one.node: one for one in reply.links})
+            pairs = itertools.combinations(map(NodeId, nodes), 2)
+            return [why for one, other in pairs if (why := links.why_not(one, other))]
+
+        wait_until(lambda: not missing(), lambda: f"no links: {missing()}")
 
     def wait_node(self, node: str, *, lost: bool, seconds: float = PATIENCE_SECONDS) -> None:
         """Wait until a node is lost, or is there."""

@@ -56,6 +56,7 @@ def listening(client: NetClient, instance: InstanceId, *numbers: int) -> tuple[R
 def test_a_host_cut_from_the_others_while_forming_is_named_when_the_deadline_passes(
     cluster: NetCluster, client: NetClient
 ) -> None:
+    client.wait_linked("h1", "h2", "h3")
     cluster.bed.cut("h2", _GROUP)
     form_seconds = 1.5
     instance = client.create(group("h1", "h2", "h3", form_seconds=form_seconds))
@@ -74,6 +75,7 @@ def test_a_host_cut_from_the_others_while_forming_is_named_when_the_deadline_pas
 
 
 def test_a_host_that_falls_silent_while_forming_is_lost_and_the_cause(cluster: NetCluster, client: NetClient) -> None:
+    client.wait_linked("h1", "h2", "h3")
     cluster.bed.cut("h2", _GROUP)
     instance = client.create(group("h1", "h2", "h3", form_seconds=30))
     ranks = listening(client, instance, 0, 1)
@@ -89,6 +91,7 @@ def test_a_host_that_falls_silent_while_forming_is_lost_and_the_cause(cluster: N
     client.wait_node("h2", lost=False)
     cluster.wait_nothing_left(ranks)
     client.delete(failed.id)
+    client.wait_linked("h1", "h2", "h3")
     again = client.create(group("h1", "h2", "h3"))
     client.wait_ready(again)
     client.delete(again)
@@ -98,6 +101,7 @@ def test_a_host_that_falls_silent_while_forming_is_lost_and_the_cause(cluster: N
 def test_a_stranger_on_the_port_of_a_rank_that_waits_for_its_neighbour_is_named(
     cluster: NetCluster, client: NetClient, manner: str
 ) -> None:
+    client.wait_linked("h1", "h2", "h3")
     cluster.bed.cut("h2", _GROUP)
     instance = client.create(group("h1", "h2", form_seconds=2))
     ranks = listening(client, instance, 0)

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from kit import until
 
 from muster.cli.app import main
 from muster.demo.answers import CONVERSATIONS, ENDLESS_PROMPT, MODEL_DIRECTORY
@@ -95,6 +96,7 @@ def served(muster: Command) -> Iterator[str]:
     found = muster("create", str(MODEL_DIRECTORY), "--ranks", "2", "--sharding", "pipeline", "--name", "demo", "--wait")
     assert found.returncode == 0, found
     assert "rank 1 on b: " in found.stderr
+    assert ": 2 ranks on a, b: pipeline of 2+2 layers, ring" in found.stderr
     yield found.stdout.strip()
     muster("delete", "--all")
 
@@ -146,6 +148,9 @@ def test_a_served_model_is_seen_by_every_command_that_looks(muster: Command, ser
     described = muster.json("describe", "demo")
     assert [rank["layers"] for rank in described["ranks"]] == [[2, 4], [0, 2]]
     assert all(psutil.pid_exists(rank["pid"]) for rank in described["ranks"])
+    layout = described["layout"]
+    assert (layout["sharding"], [rank["layers"] for rank in layout["ranks"]]) == ("pipeline", [2, 2])
+    assert all(rank["memory_bytes"] > rank["weights_bytes"] > 0 for rank in layout["ranks"])
     nodes = muster.json("nodes")
     assert [(node["node"], node["state"], node["ranks"]) for node in nodes] == [("a", "ready", 1), ("b", "ready", 1)]
     shown = muster.ok("describe", served[:-2])
@@ -154,6 +159,31 @@ def test_a_served_model_is_seen_by_every_command_that_looks(muster: Command, ser
     timeline = muster.json("trace", "demo")
     assert timeline["outcome"] == "ready"
     assert {span["rank"] for span in timeline["spans"]} == {-1, 0, 1}
+
+
+def test_place_shows_where_a_model_would_go_and_creates_nothing(
+    muster: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ask(*arguments: str) -> tuple[int, str]:
+        """The command within this process, which saves the start of another one."""
+        with pytest.raises(SystemExit) as ended:
+            main(["place", str(MODEL_DIRECTORY), *arguments, "--coordinator", muster.address])
+        return int(ended.value.code or 0), capsys.readouterr().out
+
+    code, shown = ask()
+    assert code == 0
+    assert "would go to 1 rank on " in shown
+    assert "tensor sharding" in shown and "pipeline of 2+2 layers" in shown
+    code, shown = ask("--ranks", "2", "--split", "3,1", "--nodes", "b,a", "--json")
+    first = json.loads(shown)["options"][0]
+    assert (code, [one["node"] for one in first["assignments"]]) == (0, ["b", "a"])
+    assert [rank["layers"] for rank in first["layout"]["ranks"]] == [3, 1]
+    code, shown = ask("--memory", "100000")
+    assert code == 1
+    assert "refused: " in shown and "node a has " in shown and "start one more node with at least" not in shown
+    code, shown = ask("--split", "3,3")
+    assert (code, "split is [3, 3]" in shown, "what would help: " in shown) == (1, True, True)
+    assert all(row["name"] in (None, "demo") for row in muster.json("ps"))
 
 
 def test_events_are_filtered_and_one_object_per_line(muster: Command, served: str) -> None:
@@ -365,3 +395,71 @@ def test_up_ends_when_a_member_does(tmp_path: Path) -> None:
         assert "worker n1" in errors
         assert "SIGKILL" in errors
         assert not any(is_alive(child) for child in children)
+
+
+def test_a_hostfile_is_written_and_read_again(muster: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(*arguments: str) -> str:
+        """The command within this process, which saves the start of another one."""
+        with pytest.raises(SystemExit) as ended:
+            main([arguments[0], "--coordinator", muster.address, *arguments[1:]])
+        assert not ended.value.code
+        return capsys.readouterr().out
+
+    name = run("create", "--group", "--ranks", "2", "--wait", "--quiet").strip()
+    written = json.loads(run("hostfile", name))
+    run("delete", name)
+    assert (written["backend"], [host["node"] for host in written["hosts"]]) == ("ring", ["a", "b"])
+    written["hosts"].reverse()
+    written["envs"] = ["GREETING=from the file"]
+    if sys.platform == "linux":  # where all of 127.0.0.0/8 is the machine's own
+        written["hosts"][1]["ips"] = ["127.0.0.2"]
+    path = muster.directory / "hosts.json"
+    path.write_text(json.dumps(written))
+    # The order of the file is that of the ranks, its addresses are used, and its variables are set.
+    name = run("create", "--group", "--hostfile", str(path), "--wait", "--quiet").strip()
+    again = run("hostfile", name)
+    assert json.loads(again) == written
+    ranks = json.loads(run("describe", name, "--json"))["ranks"]
+    used = [[address.partition(":")[0] for address in rank["addresses"]] for rank in ranks]
+    assert used == [host["ips"] for host in written["hosts"]]
+    run("delete", name)
+    script = muster.directory / muster.script("greet.py", "import os\nprint(os.environ['GREETING'])\n")
+    shown = run("exec", "--hostfile", str(path), str(script))
+    assert sorted(shown.splitlines()) == ["[0] from the file", "[1] from the file"]
+    # What does not fit is refused before anything is created.
+    assert (
+        "--hostfile and --nodes exclude each other"
+        in muster("create", "m", "--hostfile", str(path), "--nodes", "a").stderr
+    )
+    written["hosts"][1] = {"ssh": "mac7", "ips": ["10.0.0.7"]}
+    path.write_text(json.dumps(written))
+    refused = muster("create", "--group", "--hostfile", str(path))
+    assert refused.returncode == 2
+    assert "no node answers to 'mac7'; the nodes are: a (" in refused.stderr
+
+
+def test_the_doctor_looks_at_this_machine_and_at_every_node(
+    muster: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def examined(*arguments: str) -> dict[str, Any]:
+        with pytest.raises(SystemExit) as ended:
+            main(["doctor", *arguments, "--json"])
+        found = {check["check"]: check for check in json.loads(capsys.readouterr().out)}
+        assert bool(ended.value.code) == any(check["verdict"] == "FAILURE" for check in found.values())
+        return found
+
+    here = examined("--no-hub", "--ports", "40000-40020")
+    assert {"system", "python", "mlx", "mlx runs", "memory", "disk", "ports", "worker ports"} <= set(here)
+    assert "hub" not in here
+    assert here["mlx runs"]["verdict"] == "OK"
+
+    def told() -> dict[str, Any] | None:
+        found = examined("--cluster", "--coordinator", muster.address)
+        return None if "facts" in found else found
+
+    every = until(told, "the nodes tell what they know of their machine")
+    assert every["node"]["nodes"] == ["a", "b"]
+    assert (every["versions"]["verdict"], every["links"]["verdict"]) == ("OK", "OK")
+    assert every["mlx"]["nodes"] == ["a", "b"]
+    assert not {"no link", "directed link", "duplicate address"} & set(every)
+    assert muster("doctor", "--cluster", "--coordinator", "127.0.0.1:9").returncode == 3

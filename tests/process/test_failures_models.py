@@ -77,21 +77,18 @@ def test_heads_that_do_not_divide_are_refused(shared: Stage, tmp_path: Path) -> 
     directory = tmp_path / "model"
     shutil.copytree(DEMO_MODEL, directory)
     spec = spec_of(ModelWorkload(model=str(directory), sharding="tensor"), 3, ("a", "b"))
-    instance = shared.client.create(spec)
-    failure = shared.client.failure_of(instance)
+    failure = shared.client.refusal(Create(spec=spec))
     assert failure.kind == "sharding-unsupported"
-    assert failure.phase.value == "preparing"
-    assert failure.rank >= 0
-    assert "3" in failure.message
-    assert failure.remedy
-    shared.clean(instance)
+    assert failure.phase.value == "placing"
+    assert "num_attention_heads is 8, which does not divide by 3 ranks" in failure.message
+    assert "--ranks 2" in failure.remedy
 
 
 def test_fewer_layers_than_ranks_are_refused(shared: Stage, tmp_path: Path) -> None:
-    failure = fails(shared, stretched_model(tmp_path / "model", 1), 2, "pipeline")
+    spec = model(stretched_model(tmp_path / "model", 1), 2, "pipeline")
+    failure = shared.client.refusal(Create(spec=spec))
     assert failure.kind == "sharding-unsupported"
-    assert failure.phase.value == "preparing"
-    assert failure.node in ("a", "b")
+    assert failure.phase.value == "placing"
     assert "layer" in failure.message
     assert failure.remedy
 

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
 @pytest.fixture
 def coordinator(tmp_path: Path) -> Generator[LocalCluster]:
     """A coordinator without workers."""
-    with LocalCluster(tmp_path / "cluster", (), coordinator_environment={"MUSTER_API_KEY": "sesame"}) as cluster:
+    with LocalCluster(tmp_path / "cluster", (), environments={"coordinator": {"MUSTER_API_KEY": "sesame"}}) as cluster:
         yield cluster
 
 

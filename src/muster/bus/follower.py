@@ -80,7 +80,8 @@ class Follower(Resident):
         self._holds = holds
         self._terms = Terms()
         self._seeking = len(client.endpoints) > 1  #: look for the active coordinator before the next hello
-        self._pulse: tuple[int, int] | None = None  #: the last one's time, and when it came on the monotonic clock
+        self.pulse: Pulse | None = None  #: the last one that counts
+        self._pulse_ns = 0  #: when it came, on the monotonic clock
         self._socket: zmq.asyncio.Socket | None = None
         self._address: str | None = None
         self._state = State()
@@ -127,7 +128,11 @@ class Follower(Resident):
 
     def pulse_age(self) -> tuple[int, int]:
         """The `time_ns` of the coordinator's last pulse, and how many ns ago it came; zeros before the first."""
-        return (0, 0) if self._pulse is None else (self._pulse[0], time.monotonic_ns() - self._pulse[1])
+        return (0, 0) if self.pulse is None else (self.pulse.time_ns, time.monotonic_ns() - self._pulse_ns)
+
+    def introduce(self, info: NodeInfo) -> None:
+        """What the next hello says of this node."""
+        self._info = info
 
     def say_hello(self) -> None:
         """Say hello again now, for example when the coordinator counts this boot as lost."""
@@ -341,7 +346,7 @@ class Follower(Resident):
         if not self._check_boot(pulse.coordinator_boot) or fenced:
             return
         assert self._welcome is not None
-        self._pulse = (pulse.time_ns, heard_ns)
+        self.pulse, self._pulse_ns = pulse, heard_ns
         if pulse.epoch != self._welcome.epoch:
             raise _AgainError
         if pulse.head > self._state.sequence:

@@ -157,6 +157,11 @@ class Outbox(Resident):
                 await self._room.wait()
         return not self._items
 
+    @property
+    def client(self) -> ControlClient:
+        """The line that it sends on."""
+        return self._client
+
     def statistics(self) -> OutboxStatistics:
         """What waits and what was done."""
         return OutboxStatistics(

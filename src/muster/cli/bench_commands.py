@@ -1,4 +1,4 @@
-"""The commands that measure: `bench formation`, `bench serve`, `bench recovery` and `bench soak`."""
+"""The commands that measure: `bench formation`, `serve`, `recovery`, `memory`, `placement`, `copy` and `soak`."""
 
 from __future__ import annotations
 
@@ -34,6 +34,9 @@ def register(app: typer.Typer) -> None:
     bench.command("serve")(serve)
     bench.command("recovery")(recovery)
     bench.command("soak")(soak)
+    bench.command("memory")(memory)
+    bench.command("placement")(placement)
+    bench.command("copy")(copy)
     app.add_typer(bench)
 
 
@@ -109,6 +112,24 @@ def recovery(
     _report(lambda directory, say: measure(settings, directory, say), json=json, output=output)
 
 
+def memory(
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only this model type; again for more.", metavar="TYPE")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the report to this file, too, as JSON.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Two families: to see that it works.")] = False,
+) -> None:
+    """How far predicted memory is from what ranks really take: all families that mlx-lm can share out, small ones."""
+    from muster.bench.memory import FAMILIES, QUICK, MemorySettings, measure
+
+    for family in only or ():
+        parse_choice("--only", family, FAMILIES)
+    settings = QUICK if quick else MemorySettings()
+    settings = MemorySettings(families=tuple(only)) if only else settings
+    _report(lambda directory, say: measure(settings, directory, say), json=json, output=output)
+
+
 def soak(
     minutes: Annotated[float, typer.Option(help="How long.", min=0.2, max=10_080)] = 15.0,
     seed: Annotated[int | None, typer.Option(help="Of what is killed, to have the same again.")] = None,
@@ -125,6 +146,34 @@ def soak(
     settings = ChurnSettings(seconds=60 * minutes, seed=seed)
     report = _report(lambda directory, say: run_churn(settings, directory, say), json=json, output=output)
     raise typer.Exit(int(any(one.holds is False for one in report.figures)))
+
+
+def copy(
+    mebibytes: Annotated[int, typer.Option("--size", help="MiB to copy.", min=1, max=2**20)] = 1024,
+    rounds: Annotated[int, typer.Option(help="Copies by each way.", min=1, max=100)] = 5,
+    output: Annotated[Path | None, typer.Option(help="Write the report to this file, too, as JSON.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="One small copy: to see that it works.")] = False,
+) -> None:
+    """How fast a model comes from another node, beside the standard library's sendfile; both over loopback."""
+    from muster.bench.copy import QUICK, CopySettings, measure
+
+    settings = QUICK if quick else CopySettings(file_bytes=mebibytes * 2**20, rounds=rounds)
+    _report(lambda directory, say: measure(settings, directory, say), json=json, output=output)
+
+
+def placement(
+    rounds: Annotated[int, typer.Option(help="Placements on each cluster.", min=1, max=10_000)] = 15,
+    clusters: Annotated[int, typer.Option(help="Random clusters beside brute force.", min=1, max=100_000)] = 2000,
+    output: Annotated[Path | None, typer.Option(help="Write the report to this file, too, as JSON.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A little of everything: to see that it works.")] = False,
+) -> None:
+    """How fast placements on 8, 100 and 1,000 nodes are decided, and whether they are the best there are."""
+    from muster.bench.placement import QUICK, PlacementSettings, measure
+
+    settings = QUICK if quick else PlacementSettings(rounds=rounds, clusters=clusters)
+    _report(lambda directory, say: measure(settings, directory, say), json=json, output=output)
 
 
 def _report(

@@ -14,6 +14,8 @@ from muster.cli.errors import InterruptedBySignalError, bare_errors
 from muster.cli.reaching import reach
 from muster.errors import MusterError, ProtocolError
 from muster.events import Envelope, decode_envelope
+from muster.facts import NodeFacts
+from muster.links import NodeLinks
 from muster.protocol import Beat, Get, Query
 from muster.replies import Found as FoundReply
 from muster.replies import NodeClock, Snapshot
@@ -40,6 +42,9 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     log_bytes: int
     clocks: tuple[NodeClock, ...] = ()
     fenced: dict[str, int] = {}
+    facts: tuple[NodeFacts, ...] = ()
+    links: tuple[NodeLinks, ...] = ()
+    measure_round: int = 0
 
 
 def run(address: str, function: Callable[[ControlClient], Awaitable[T]]) -> T:
@@ -95,6 +100,9 @@ async def view(client: ControlClient, timeout_seconds: float = CALL_SECONDS) -> 
         log_bytes=snapshot.log_bytes,
         clocks=snapshot.clocks,
         fenced=snapshot.fenced,
+        facts=snapshot.facts,
+        links=snapshot.links,
+        measure_round=snapshot.measure_round,
     )
 
 

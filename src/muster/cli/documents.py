@@ -13,6 +13,7 @@ import msgspec
 from muster.cli.render import budget_left, workload_text
 from muster.cli.render_nodes import duty_name, faults, memory_in_use_bytes, node_state, ranks_in_use
 from muster.events import Envelope, Unknown, kind_of
+from muster.facts import NodeFacts
 from muster.protocol import Beat
 from muster.replies import NodeClock
 from muster.spec import Failure, NodeId
@@ -80,14 +81,22 @@ def instance_document(instance: Instance, events: Iterable[Envelope], now_ns: in
         "ranks": [
             {
                 **rank_document(rank),
+                "next": _next_document(instance, rank.rank),
                 "blamed": counted_failures(instance, rank.rank, now_ns or time.time_ns()),
                 "retries_left": budget_left(instance, rank.rank, now_ns),
             }
             for rank in instance.ranks
         ],
+        "layout": plain(instance.layout),
         "failures": [failure_document(failure) for failure in instance.failures],
         "events": [event_document(envelope) for envelope in events],
     }
+
+
+def _next_document(instance: Instance, rank: int) -> object:
+    """How the rank dials the next one of the ring; `None` where its own addresses decide."""
+    ranks = instance.layout.ranks
+    return plain(ranks[rank].next) if rank < len(ranks) else None
 
 
 def rank_document(rank: Rank) -> Document:
@@ -119,6 +128,7 @@ def node_document(
     beats: Mapping[NodeId, Beat],
     clocks: Iterable[NodeClock] = (),
     now_ns: int | None = None,
+    facts: Mapping[NodeId, NodeFacts] | None = None,
 ) -> Document:
     """One node, as `muster nodes --json` lists it. What a heartbeat carries is null while there is none."""
     info, duty = node.info, node.duty
@@ -150,6 +160,7 @@ def node_document(
         "warm_runner_memory_bytes": None if beat is None else beat.warm_memory_bytes,
         "clock_offset_ns": None if offset is None else offset.offset_ns,
         "clock_error_ns": None if offset is None else offset.error_ns,
+        "facts": plain(told) if (told := (facts or {}).get(info.node)) is not None and node.lost is None else None,
     }
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from muster.cli.hostfile_commands import HostfileOption, read_hostfile, wished
 from muster.cli.options import (
     DEFAULT_ADDRESS,
     BackendOption,
@@ -16,6 +17,7 @@ from muster.cli.options import (
     InstancesArgument,
     JsonOption,
     NodesOption,
+    SideChannelOption,
     TimeoutOption,
     absolute,
     check_positive,
@@ -26,17 +28,37 @@ from muster.cli.options import (
     parse_nodes,
     parse_restart,
 )
+from muster.cli.wishes import (
+    PLACING_SECONDS,
+    ConcurrencyOption,
+    ContextOption,
+    NetworkOption,
+    RanksOption,
+    RevisionOption,
+    SplitOption,
+    choose_ranks,
+    parse_network,
+    parse_ranks,
+    parse_split,
+)
 from muster.errors import RequestError
 
 if TYPE_CHECKING:
     from muster.bus import ControlClient
     from muster.cli.waiting import Waiting
+    from muster.cli.watch import Watcher
+    from muster.group.hostfile import Hostfile
     from muster.protocol import Create
+    from muster.replies import Created
     from muster.spec import InstanceId, InstanceSpec, Workload
 
 _MODELS_RESTART = "on-failure:5"
-#: A group of one has nobody to talk to.
-_GROUP_RANKS = 2
+#: What the options of a model's fields are called, where they are not called as the field.
+_OPTIONS = {
+    "context_tokens": "--context",
+    "prefill_chunk_tokens": "--prefill-chunk",
+    "prompt_cache_bytes": "--prompt-cache",
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -55,15 +77,12 @@ def create(
     ] = None,
     script: Annotated[Path | None, typer.Option(help="Run this Python file as every rank.", metavar="FILE")] = None,
     group: Annotated[bool, typer.Option("--group", help="Only form the group and hold it.")] = False,
-    ranks: Annotated[
-        int | None,
-        typer.Option(
-            help="Members of the group; by default one per node of --nodes; without those 1, or 2 with --group.",
-            metavar="N",
-        ),
-    ] = None,
+    ranks: RanksOption = None,
     nodes: NodesOption = None,
+    split: SplitOption = None,
     backend: BackendOption = "auto",
+    side_channel: SideChannelOption = "tcp",
+    hostfile: HostfileOption = None,
     sharding: Annotated[str, typer.Option(help="auto, pipeline or tensor.", metavar="SHARDING")] = "auto",
     served_name: Annotated[
         str | None,
@@ -71,6 +90,9 @@ def create(
             help="What clients call the model; by default the hub id or the directory's name.", metavar="NAME"
         ),
     ] = None,
+    context: ContextOption = None,
+    concurrency: ConcurrencyOption = None,
+    network: NetworkOption = None,
     max_batch: Annotated[
         int | None, typer.Option(help="Answers that a model writes at the same time; 32 by default.", metavar="N")
     ] = None,
@@ -81,6 +103,10 @@ def create(
     prompt_cache: Annotated[
         float | None, typer.Option(help="GiB of finished prompts to keep per rank; 1 by default.", metavar="GIB")
     ] = None,
+    revision: RevisionOption = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Let the tokenizer's own Python code run; a model's never does.")
+    ] = False,
     restart: Annotated[
         str | None,
         typer.Option(
@@ -121,8 +147,13 @@ def create(
     check_positive("--timeout", timeout)
     check_positive("--wait-seconds", wait_seconds)
     check_positive("--memory", memory)
+    given = read_hostfile(hostfile, ranks=parse_ranks(ranks), nodes=nodes, backend=backend)
     serving: dict[str, str | int | None] = {
+        "revision": revision,
+        "trust_remote_code": trust_remote_code or None,
         "served_name": served_name,
+        "context_tokens": context,
+        "concurrency": concurrency,
         "max_batch": max_batch,
         "prefill_chunk_tokens": prefill_chunk,
         "prompt_cache_bytes": None if prompt_cache is None else int(prompt_cache * 2**30),
@@ -132,21 +163,30 @@ def create(
     if serving:
         workload = _serving(workload, serving)
     chosen = parse_nodes(nodes)
-    if restart is None and workload.__struct_config__.tag == "model":
+    is_model = workload.__struct_config__.tag == "model"
+    layers = parse_split(split)
+    if layers and ranks is None:
+        ranks = str(len(layers))
+    number, auto = choose_ranks(ranks, len(chosen), model=is_model and given is None, group=group)
+    if restart is None and is_model:
         restart = _MODELS_RESTART
     with input_errors():
         spec = InstanceSpec(
             workload=workload,
             name=name,
-            ranks=ranks if ranks is not None else len(chosen) or (_GROUP_RANKS if group else 1),
+            ranks=number,
+            auto_ranks=auto,
             nodes=chosen,
+            split=layers,
+            network=parse_network(network),
             backend=parse_choice("--backend", backend, ("auto", "ring", "jaccl")),  # pyright: ignore[reportArgumentType]
+            side_channel=parse_choice("--side-channel", side_channel, ("tcp", "bus")),  # pyright: ignore[reportArgumentType]
             restart=NeverRestart() if restart is None else parse_restart(restart),
             deadlines=parse_deadlines(deadline),
             memory_bytes=None if memory is None else int(memory * 2**30),
         )
     waiting = Waiting(seconds=wait_seconds, quiet=quiet) if wait or wait_seconds is not None else None
-    _create(coordinator, spec, waiting, json)
+    _create(coordinator, spec, waiting, json, given)
 
 
 def _workload(
@@ -202,9 +242,7 @@ def _serving(workload: Workload, fields: dict[str, str | int | None]) -> Workloa
     from muster.spec import ModelWorkload
 
     if not isinstance(workload, ModelWorkload):
-        options = {"served_name": "--served-name", "max_batch": "--max-batch"}
-        options |= {"prefill_chunk_tokens": "--prefill-chunk", "prompt_cache_bytes": "--prompt-cache"}
-        first = options[next(iter(fields))]
+        first = _OPTIONS.get(next(iter(fields)), f"--{next(iter(fields)).replace('_', '-')}")
         raise RequestError(f"{first} is for models only", remedy="Leave it out, or give a model.")
     with input_errors():
         return msgspec.structs.replace(workload, **fields)
@@ -217,18 +255,19 @@ def _model(text: str) -> str:
     return absolute(path) if is_path else text
 
 
-def _create(coordinator: str, spec: InstanceSpec, waiting: Waiting | None, json: bool) -> None:
+def _create(coordinator: str, spec: InstanceSpec, waiting: Waiting | None, json: bool, given: Hostfile | None) -> None:
     from muster.cli import documents
-    from muster.cli.client import CALL_SECONDS, run
+    from muster.cli.client import run
     from muster.protocol import Create
     from muster.replies import Created
 
-    request = Create(spec=spec, key=secrets.token_hex(8))
+    key = secrets.token_hex(8)
 
     async def work(client: ControlClient) -> int:
+        request = Create(spec=await wished(client, spec, given), key=key)
         if waiting is not None:
             return await _create_and_wait(client, request, waiting, json)
-        created = await client.ask(request, CALL_SECONDS, Created)
+        created = await client.ask(request, PLACING_SECONDS, Created)
         if json:
             documents.write({"instance": created.instance, "sequence": created.sequence})
         else:
@@ -240,24 +279,40 @@ def _create(coordinator: str, spec: InstanceSpec, waiting: Waiting | None, json:
 
 async def _create_and_wait(client: ControlClient, request: Create, waiting: Waiting, json: bool) -> int:
     from muster.cli import documents
-    from muster.cli.client import CALL_SECONDS
     from muster.cli.waiting import conclude, goal_of, until_awaited
     from muster.cli.watch import watching
     from muster.replies import Created
 
     shown = waiting.display()
     async with watching(client, shown) as watcher:
-        created = await client.ask(request, CALL_SECONDS, Created)
+        created = await client.ask(request, PLACING_SECONDS, Created)
         name = created.instance
         if not json:
             typer.echo(name)
         if not waiting.quiet:
+            await _show_choice(watcher, created)
             watcher.shown.add(name)
         with shown:
             state = await until_awaited(client, watcher, [name], created.sequence, waiting.seconds)
     if json and name in state.instances:
         documents.write(documents.instance_summary(state.instances[name]))
     return conclude(state, name, goal_of(request.spec), waiting)
+
+
+async def _show_choice(watcher: Watcher, created: Created) -> None:
+    """Say where it goes, as soon as that is heard."""
+    import anyio
+
+    from muster.cli.client import CALL_SECONDS
+    from muster.cli.errors import show_note
+    from muster.cli.render_place import choice
+
+    with anyio.move_on_after(CALL_SECONDS):
+        await watcher.until(lambda state: watcher.reached(created.sequence))
+    instance = watcher.state.instances.get(created.instance)
+    if instance is not None:
+        nodes = [rank.node for rank in instance.ranks]
+        show_note(f"{instance.id}: {choice(nodes, instance.backend, instance.layout)}")
 
 
 def delete(

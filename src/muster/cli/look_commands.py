@@ -13,10 +13,12 @@ from muster.cli.options import (
     CoordinatorOption,
     InstanceArgument,
     JsonOption,
+    NodesArgument,
     check_node,
     check_positive,
     parse_seconds,
 )
+from muster.errors import RequestError
 
 if TYPE_CHECKING:
     from muster.bus import ControlClient
@@ -52,9 +54,11 @@ def ps(
     created_ns, since_ns, retry_at_ns, failure (null, or kind, message, remedy, …).
     """
     from muster.cli import documents, render
+    from muster.cli.progress_text import progress_lines
     from muster.state import Finished
 
-    known = sorted(_view(coordinator).state.instances.values(), key=lambda instance: instance.created_ns)
+    seen = _view(coordinator)
+    known = sorted(seen.state.instances.values(), key=lambda instance: instance.created_ns)
     shown = [instance for instance in known if every or not isinstance(instance.status, Finished)]
     if json:
         documents.write([documents.instance_summary(instance) for instance in shown])
@@ -62,6 +66,8 @@ def ps(
     if shown:
         console = render.console()
         console.print(render.instances_table(shown, width=console.width))
+        for line in progress_lines(seen.beats):
+            console.print(line, highlight=False, markup=False)
     hidden = len(known) - len(shown)
     if hidden:
         typer.echo(f"{hidden} finished, not shown; see: muster ps --all", err=True)
@@ -70,13 +76,14 @@ def ps(
 
 
 def nodes(
+    names: NodesArgument = None,
     wide: Annotated[
         bool, typer.Option("--wide", help="Also each worker's process, the machine's free memory, and versions.")
     ] = False,
     json: JsonOption = False,
     coordinator: CoordinatorOption = DEFAULT_ADDRESS,
 ) -> None:
-    """List the nodes, with what they have and what is in use.
+    """List the nodes, with what they have and what is in use; of those that are named, all about their machines.
 
     RESERVED OF BUDGET is the memory given to instances, of what the node may give. FAULTS are the failures of the last
     ten minutes that are blamed on the node.
@@ -89,16 +96,34 @@ def nodes(
     --json prints a list of maps: node, state, reason, remedy, duty (serving, draining, set aside), until_ns (when one
     that is set aside is tried again), takes_instances, faults, since_ns, hostname, pid, addresses, backends, versions,
     ranks, max_ranks, memory_bytes, memory_in_use_bytes, memory_available_bytes, worker_memory_bytes, warm_runners,
-    warm_runner_memory_bytes, clock_offset_ns (how far its clock is ahead of the coordinator's), clock_error_ns.
+    warm_runner_memory_bytes, clock_offset_ns (how far its clock is ahead of the coordinator's), clock_error_ns, and
+    facts (null, or chip, os, memory, disks, interfaces, thunderbolt, rdma, models, …, and unknown: what could not be
+    found out, and why).
     """
     from muster.cli import documents, render
     from muster.cli.render_nodes import nodes_table
 
+    for name in names or ():
+        check_node(name, "NODE")
     seen = _view(coordinator)
     beats = {beat.node: beat for beat in seen.beats}
-    known = [node for _, node in sorted(seen.state.nodes.items())]
+    known = [node for name, node in sorted(seen.state.nodes.items()) if not names or name in names]
+    if missing := sorted(set(names or ()) - set(seen.state.nodes)):
+        raise RequestError(
+            f"there is no node {missing[0]!r}; the nodes are: {', '.join(sorted(seen.state.nodes)) or 'none'}",
+            remedy="See: muster nodes",
+        )
+    facts = {one.node: one for one in seen.facts}
     if json:
-        documents.write([documents.node_document(seen.state, node, beats, seen.clocks) for node in known])
+        documents.write([documents.node_document(seen.state, node, beats, seen.clocks, facts=facts) for node in known])
+        return
+    if names:
+        from muster.cli.render_facts import node_details
+
+        for place, node in enumerate(known):
+            if place:
+                typer.echo()
+            render.console().print(node_details(seen.state, node, facts, beats.get(node.info.node)))
         return
     if known:
         render.console().print(nodes_table(seen.state, beats, wide=wide, clocks=seen.clocks))
@@ -115,27 +140,40 @@ def describe(
     BLAMED counts the failed attempts that a rank is to blame for, RETRIES LEFT what its restart policy still forgives.
 
     --json prints one map: the keys of `muster ps --json`, with ranks as a list of maps (with blamed, and retries_left:
-    null where failures are never forgiven), and spec, failed_attempts, failures, events.
+    null where failures are never forgiven, and next, how it dials the next rank: null, or own, host, kind, mbps,
+    rtt_us), and spec, failed_attempts, failures, events, layout (sharding, devices, jaccl_ring,
+    steps_down, and ranks with memory_bytes as predicted, weights_bytes, cache_bytes, layers, sources, …),
+    gone_addresses (what ranks use and their nodes have no more), memory_in_use_bytes (by rank).
     """
     from muster.cli import documents, render
     from muster.cli.client import CALL_SECONDS, run, view
+    from muster.cli.progress_text import progress_lines
     from muster.cli.render_events import event_line
     from muster.coordinator.find import find
     from muster.events import decode_envelope
     from muster.protocol import Query
     from muster.replies import Found
 
-    async def ask(client: ControlClient) -> tuple[Instance, list[Envelope]]:
-        found = find((await view(client)).state, instance)
+    async def ask(client: ControlClient) -> tuple[View, Instance, list[Envelope]]:
+        seen = await view(client)
+        found = find(seen.state, instance)
         query = Query(instance=found.id, limit=_DESCRIBED_EVENTS, newest=True)
         reply = await client.ask(query, CALL_SECONDS, Found)
-        return found, [decode_envelope(payload) for payload in reply.envelopes]
+        return seen, found, [decode_envelope(payload) for payload in reply.envelopes]
 
-    found, last = run(coordinator, ask)
+    seen, found, last = run(coordinator, ask)
+    nodes = seen.state.nodes
+    uses = [use for beat in seen.beats for use in beat.ranks if use.instance == found.id]
+    in_use = {use.rank: use.memory_bytes for use in uses if use.attempt == found.attempt}
     if json:
-        documents.write(documents.instance_document(found, last))
+        more = {"gone_addresses": render.gone_addresses(found, nodes), "memory_in_use_bytes": in_use}
+        documents.write({**documents.instance_document(found, last), **more})
     else:
-        render.console().print(render.instance_details(found, [event_line(envelope) for envelope in last]))
+        lines = [event_line(envelope) for envelope in last]
+        console = render.console()
+        console.print(render.instance_details(found, lines, nodes=nodes, in_use=in_use))
+        for line in progress_lines(seen.beats, found.id):
+            console.print(line, highlight=False, markup=False)
 
 
 def events(
@@ -248,7 +286,6 @@ def logs(
     from muster.cli.errors import show_note
     from muster.cli.log_reading import follow_output, read_output
     from muster.coordinator.find import find
-    from muster.errors import RequestError
     from muster.replies import OutputLine
 
     if rank is not None and rank < 0:

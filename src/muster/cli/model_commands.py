@@ -9,6 +9,7 @@ import typer
 
 from muster import paths
 from muster.cli.options import absolute, input_errors, parse_choice
+from muster.cli.wishes import ConcurrencyOption, ContextOption, choose_ranks
 from muster.errors import RequestError
 
 #: So that one that passes, such as a node's short absence, does not end the service.
@@ -22,8 +23,12 @@ def register(app: typer.Typer) -> None:
 
 def serve(
     model: Annotated[str, typer.Argument(help="An mlx-lm model: a directory, or a hub id.", metavar="MODEL")],
-    ranks: Annotated[int, typer.Option(help="Over how many ranks.", metavar="N", min=1, max=1024)] = 1,
+    ranks: Annotated[
+        str, typer.Option(help="Over how many ranks; auto: as few as it fits on.", metavar="N|auto")
+    ] = "auto",
     sharding: Annotated[str, typer.Option(help="auto, pipeline or tensor.", metavar="SHARDING")] = "auto",
+    context: ContextOption = None,
+    concurrency: ConcurrencyOption = None,
     served_name: Annotated[
         str | None,
         typer.Option(
@@ -60,14 +65,18 @@ def serve(
     is_path = model.startswith((".", "~", "/")) or path.expanduser().is_dir()
     if join is None and (is_path or "/" not in model):
         check_directory(path)
+    number, auto = choose_ranks(ranks, 0, model=True, group=False)
     with input_errors():
         spec = InstanceSpec(
             workload=ModelWorkload(
                 model=absolute(path) if is_path else model,
                 sharding=sharding,  # pyright: ignore[reportArgumentType]
                 served_name=served_name,
+                context_tokens=context,
+                concurrency=concurrency or 1,
             ),
-            ranks=ranks,
+            ranks=number,
+            auto_ranks=auto,
             restart=parse_restart(_RESTART),
         )
     raise typer.Exit(run_serve(ServeSettings(spec=spec, http_port=port, join=join, quiet=quiet)))

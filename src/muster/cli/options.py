@@ -86,6 +86,14 @@ TimeoutOption = Annotated[
     float | None, typer.Option("--timeout", help="Seconds that a rank of the script may run.", metavar="SECONDS")
 ]
 BackendOption = Annotated[str, typer.Option("--backend", help="auto, ring or jaccl.", metavar="BACKEND")]
+SideChannelOption = Annotated[
+    str,
+    typer.Option(
+        "--side-channel",
+        help="How jaccl ranks exchange connection data: tcp (a port of rank 0) or bus (through the coordinator).",
+        metavar="WAY",
+    ),
+]
 
 
 @contextmanager

@@ -21,7 +21,8 @@ from muster.coordinator.witness import Witness, WitnessSettings
 from muster.errors import PortError
 from muster.local import Reached
 from muster.spec import NodeInfo
-from muster.worker.service import Worker, WorkerSettings
+from muster.worker.service import Worker
+from muster.worker.settings import WorkerSettings
 
 
 def configure_logs(level: str) -> None:

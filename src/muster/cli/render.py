@@ -13,16 +13,30 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from muster.device_matrix import cables
+from muster.links import is_loopback
 from muster.spec import (
     Failure,
     GroupWorkload,
     InstanceSpec,
     ModelWorkload,
+    NodeId,
     Phase,
     RestartOnFailure,
     ScriptWorkload,
 )
-from muster.state import Broken, Ending, Gone, Instance, Ready, all_gone, counted_failures, status_name
+from muster.state import (
+    Broken,
+    Ending,
+    Gone,
+    Instance,
+    Node,
+    Ready,
+    all_gone,
+    counted_failures,
+    reserved_bytes,
+    status_name,
+)
 
 #: Columns where nobody looks at a terminal: lines must not be cut for `grep`.
 _WIDE_COLUMNS = 500
@@ -70,6 +84,20 @@ def size(count_bytes: int) -> str:
     if count_bytes < 2**30:
         return f"{count_bytes / 2**20:.0f} MiB"
     return f"{count_bytes / 2**30:.1f} GiB"
+
+
+def rate(mbps: float | None) -> str:
+    """A rate for people: "94 Mbit/s", "9.4 Gbit/s"; empty where there is none."""
+    if mbps is None:
+        return ""
+    return f"{mbps:.0f} Mbit/s" if mbps < 1_000 else f"{mbps / 1_000:.1f} Gbit/s"
+
+
+def trip(rtt_us: float | None) -> str:
+    """A round trip for people: "85 µs", "1.2 ms"; empty where there is none."""
+    if rtt_us is None:
+        return ""
+    return f"{rtt_us:.0f} µs" if rtt_us < 1_000 else f"{rtt_us / 1_000:.1f} ms"
 
 
 def coordinator_text(memory_bytes: int, log_bytes: int, fenced: Mapping[str, int]) -> str:
@@ -224,8 +252,17 @@ def next_attempt_text(instance: Instance, now_ns: int | None = None) -> str:
             return ""
 
 
-def instance_details(instance: Instance, events: Sequence[Text], now_ns: int | None = None) -> RenderableType:
-    """What `muster describe` shows; `events` are lines."""
+def instance_details(
+    instance: Instance,
+    events: Sequence[Text],
+    now_ns: int | None = None,
+    nodes: Mapping[NodeId, Node] | None = None,
+    in_use: Mapping[int, int] | None = None,
+) -> RenderableType:
+    """What `muster describe` shows; `events` are lines, `nodes` are those that there are now.
+
+    `in_use` is how much memory ranks have in use, in bytes.
+    """
     spec = instance.spec
     facts = Table.grid(padding=(0, 2))
     rows: list[tuple[str, str | Text]] = [
@@ -234,9 +271,10 @@ def instance_details(instance: Instance, events: Sequence[Text], now_ns: int | N
         ("workload", _workload_details(spec)),
         ("state", state_cell(status_name(instance.status)).append(f" for {age(instance.since_ns, now_ns)}")),
         ("attempt", _attempt_text(instance, now_ns)),
-        ("backend", f"{instance.backend} (asked for: {spec.backend})"),
+        ("backend", f"{backend_text(instance)} (asked for: {spec.backend})"),
+        *(("", one) for one in (*cables(instance.layout.devices), *instance.layout.steps_down)),
         ("restart", _restart_text(spec)),
-        ("memory", "-" if spec.memory_bytes is None else f"{size(spec.memory_bytes)} per rank"),
+        ("memory", "as predicted" if spec.memory_bytes is None else f"{size(spec.memory_bytes)} per rank"),
         ("created", f"{clock(instance.created_ns)} ({age(instance.created_ns, now_ns)} ago)"),
     ]
     if isinstance(instance.status, Broken) and instance.status.retry_at_ns is not None:
@@ -246,7 +284,10 @@ def instance_details(instance: Instance, events: Sequence[Text], now_ns: int | N
         rows.append(("ends because", f"{instance.status.reason}; the next attempt follows"))
     for label, value in rows:
         facts.add_row(cell(label, "bold"), cell(value) if isinstance(value, str) else value)
-    parts: list[RenderableType] = [facts, Text(), _ranks_table(instance, now_ns)]
+    parts: list[RenderableType] = [facts, Text(), _ranks_table(instance, now_ns, in_use or {})]
+    if any(rank.next is not None for rank in instance.layout.ranks):
+        parts += [Text(), _links_table(instance)]
+    parts += [cell(line, "yellow") for line in gone_addresses(instance, nodes)]
     for position, failure in enumerate(reversed(instance.failures)):
         parts.append(Text())
         parts.extend(failure_lines(failure, "last failure" if position == 0 else "earlier failure"))
@@ -291,8 +332,48 @@ def _attempt_text(instance: Instance, now_ns: int | None) -> str:
     return f"{text}; {nobodys} of no rank's making, {left} of {budget(instance)} retries left for those"
 
 
-def _ranks_table(instance: Instance, now_ns: int | None) -> Table:
-    columns = ["RANK", "NODE", "STATE", "SINCE", "PID", "ADDRESSES", "LAYERS", "WEIGHTS"]
+def gone_addresses(instance: Instance, nodes: Mapping[NodeId, Node] | None) -> list[str]:
+    """Which addresses the ranks were given that their nodes do not have any more."""
+    found: list[str] = []
+    for rank in instance.ranks:
+        node = (nodes or {}).get(rank.node)
+        if node is None or node.info.boot != rank.boot or not node.info.candidates:
+            continue
+        link = instance.layout.ranks[rank.rank].next if rank.rank < len(instance.layout.ranks) else None
+        pinned = [one.host for one in rank.addresses] + ([link.own] if link is not None else [])
+        there = {one.host for one in node.info.candidates}
+        gone = sorted({host for host in pinned if host not in there and not is_loopback(host)})
+        if gone and not isinstance(rank.state, Gone):
+            found.append(f"rank {rank.rank} uses {', '.join(gone)}, which node {rank.node} does not have any more")
+    return found
+
+
+def _links_table(instance: Instance) -> Table:
+    """How each rank dials the next one of the ring."""
+    found = table("LINK", "KIND", "RATE", "ROUND TRIP", "ADDRESSES")
+    for number, rank in enumerate(instance.layout.ranks):
+        if (link := rank.next) is None:
+            continue
+        measured = rate(link.mbps) or ("" if link.kind == "loopback" else "not measured")
+        found.add_row(
+            cell(f"{number} → {(number + 1) % len(instance.layout.ranks)}"),
+            cell(link.kind),
+            cell(measured),
+            cell(trip(link.rtt_us)),
+            cell(f"{link.own} → {link.host}"),
+        )
+    return found
+
+
+def backend_text(instance: Instance) -> str:
+    """The backend with how it is connected, where there are two ways."""
+    if instance.backend == "ring":
+        return "ring"
+    return f"jaccl {'ring' if instance.layout.jaccl_ring else 'mesh'}"
+
+
+def _ranks_table(instance: Instance, now_ns: int | None, in_use: Mapping[int, int]) -> Table:
+    columns = ["RANK", "NODE", "STATE", "SINCE", "PID", "ADDRESSES", "LAYERS", "WEIGHTS", "PREDICTED", "IN USE"]
     maximum = budget(instance)
     if maximum is not None:
         columns += ["BLAMED", "RETRIES LEFT"]
@@ -311,6 +392,8 @@ def _ranks_table(instance: Instance, now_ns: int | None) -> Table:
             cell(" ".join(map(str, rank.addresses))),
             cell(f"{layers} ({rank.sharding})" if layers else ""),
             cell(size(rank.weights_bytes) if rank.weights_bytes else ""),
+            cell(size(reserved) if (reserved := reserved_bytes(instance, rank.rank)) else ""),
+            cell(size(in_use[rank.rank]) if in_use.get(rank.rank) else ""),
         ]
         if maximum is not None:
             left = budget_left(instance, rank.rank, now_ns)

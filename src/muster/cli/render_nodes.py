@@ -12,7 +12,7 @@ from muster.cli.render import age, cell, clock, size, state_cell, table
 from muster.protocol import Beat
 from muster.replies import NodeClock
 from muster.spec import NodeId
-from muster.state import FAULTS_NS, Aside, Draining, Gone, Node, Serving, State
+from muster.state import FAULTS_NS, Aside, Draining, Gone, Node, Serving, State, reserved_bytes
 
 #: From here on a clock that differs is more than a matter of measuring: a second, in ns.
 CLOCK_NS = 1_000_000_000
@@ -60,7 +60,7 @@ def memory_in_use_bytes(state: State, node: Node) -> int:
 
 def _needs(state: State, node: Node) -> list[int]:
     return [
-        instance.spec.memory_bytes or 0
+        reserved_bytes(instance, rank.rank)
         for instance in state.instances.values()
         for rank in instance.ranks
         if rank.node == node.info.node and rank.boot == node.info.boot and not isinstance(rank.state, Gone)

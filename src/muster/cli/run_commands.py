@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from muster.cli.hostfile_commands import HostfileOption, read_hostfile, wished
 from muster.cli.options import (
     DEFAULT_ADDRESS,
     BackendOption,
@@ -17,6 +18,7 @@ from muster.cli.options import (
     InstanceArgument,
     JsonOption,
     NodesOption,
+    SideChannelOption,
     TimeoutOption,
     absolute,
     check_positive,
@@ -51,6 +53,8 @@ def execute(
     ] = None,
     nodes: NodesOption = None,
     backend: BackendOption = "auto",
+    side_channel: SideChannelOption = "tcp",
+    hostfile: HostfileOption = None,
     timeout: TimeoutOption = None,
     environment: EnvironmentOption = None,
     coordinator: CoordinatorOption = DEFAULT_ADDRESS,
@@ -66,6 +70,7 @@ def execute(
     from muster.spec import InstanceSpec, ScriptWorkload
 
     check_positive("--timeout", timeout)
+    given = read_hostfile(hostfile, ranks=ranks, nodes=nodes, backend=backend)
     chosen = parse_nodes(nodes)
     with input_errors():
         spec = InstanceSpec(
@@ -79,10 +84,11 @@ def execute(
             ranks=ranks if ranks is not None else max(1, len(chosen)),
             nodes=chosen,
             backend=parse_choice("--backend", backend, ("auto", "ring", "jaccl")),  # pyright: ignore[reportArgumentType]
+            side_channel=parse_choice("--side-channel", side_channel, ("tcp", "bus")),  # pyright: ignore[reportArgumentType]
         )
-    request = Create(spec=spec, key=secrets.token_hex(8))
 
     async def work(client: ControlClient) -> int:
+        request = Create(spec=await wished(client, spec, given), key=secrets.token_hex(8))
         return await execute_script(client, request)
 
     raise typer.Exit(run(coordinator, work))

@@ -194,6 +194,14 @@ def worker(
     pool: Annotated[int, typer.Option(help="Warm runners to keep.", min=0, max=64)] = 2,
     pool_memory: Annotated[float, typer.Option(help="GiB that all warm runners together may use.")] = 4.0,
     directory: Annotated[Path | None, typer.Option(help="Where this worker keeps its files.")] = None,
+    models: Annotated[
+        list[Path] | None,
+        typer.Option(help="A directory with models, only read; other nodes may copy from it.", metavar="DIR"),
+    ] = None,
+    copies: Annotated[
+        Path | None, typer.Option(help="Where models go that are copied from other nodes.", metavar="DIR")
+    ] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Never ask the hub for a model.")] = False,
     log_level: LogLevel = "info",
     ready_file: ReadyFile = None,
     stop_with_stdin: StopWithStdin = False,
@@ -206,7 +214,7 @@ def worker(
     from muster.spec import NodeId
     from muster.worker.pool import PoolSettings
     from muster.worker.ports import parse_ports
-    from muster.worker.service import WorkerSettings
+    from muster.worker.settings import WorkerSettings
 
     configure_logs(log_level)
     name = node_id or re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname().split(".")[0])
@@ -219,6 +227,9 @@ def worker(
         memory_bytes=int(memory * 2**30) if memory is not None else None,
         max_ranks=max_ranks,
         pool=PoolSettings(size=pool, memory_bytes=int(pool_memory * 2**30)),
+        models=tuple(path.expanduser().absolute() for path in models or ()),
+        copies=copies.expanduser().absolute() if copies is not None else None,
+        offline=offline,
     )
     anyio.run(run_worker, settings, Attendance(ready_file=ready_file, stop_with_stdin=stop_with_stdin))
 

@@ -25,10 +25,11 @@ from muster.cli.processes import http_url
 from muster.cli.reaching import reach
 from muster.cli.serve_card import card
 from muster.cli.watch import Quiet, display, is_settled, watching
+from muster.cli.wishes import PLACING_SECONDS
 from muster.errors import MusterError, PortError, UnreachableError
 from muster.local import LocalCluster
 from muster.model.files import inspect
-from muster.model.hub import resolve
+from muster.model.hub import absent, directory_of
 from muster.protocol import Create, Delete, Hello
 from muster.replies import Accepted, Created, Welcome
 from muster.spec import InstanceSpec, ModelWorkload
@@ -59,7 +60,9 @@ def check_directory(path: Path) -> None:
     Raises:
         ModelError: there is no such directory, or what is in it is no model.
     """
-    inspect(resolve(str(path.expanduser()), None, on_progress=lambda done, total: None))
+    if (directory := directory_of(str(path))) is None:
+        raise absent(str(path))
+    inspect(directory)
 
 
 def run_serve(settings: ServeSettings) -> int:
@@ -196,7 +199,7 @@ class _Service:
         # A signal between the request and its answer must not leave an instance that nobody knows of.
         with anyio.CancelScope(shield=True):
             request = Create(spec=self._settings.spec, key=secrets.token_hex(8))
-            created.append(await self._client.ask(request, CALL_SECONDS, Created))
+            created.append(await self._client.ask(request, PLACING_SECONDS, Created))
         try:
             instance = await self._until_ready(created[0])
             if instance is None:

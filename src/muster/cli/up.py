@@ -109,7 +109,9 @@ class _Cluster(LocalCluster):
             http_port=None if http is None else http.port,
             coordinator_options=[*coordinator_options, *_http_options(http)],
             # Not on the command line, which everybody on this machine can read.
-            coordinator_environment={} if http is None or http.api_key is None else {"MUSTER_API_KEY": http.api_key},
+            environments={}
+            if http is None or http.api_key is None
+            else {"coordinator": {"MUSTER_API_KEY": http.api_key}},
             node_options=node_options,
             log_level=log_level,
         )

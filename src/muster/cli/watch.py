@@ -14,6 +14,7 @@ import msgspec
 from muster.bus import Applied, ControlClient, Disconnected, Follower, Synchronised
 from muster.cli.client import view
 from muster.cli.errors import show_note
+from muster.cli.progress_text import amount, milestone
 from muster.cli.render import exit_text
 from muster.errors import MusterError
 from muster.events import InstanceCleared
@@ -89,8 +90,11 @@ class Lines:
         for rank in instance.ranks:
             place = f"{instance.id}: rank {rank.rank} on {rank.node}"
             text = doing(seen, rank.rank)
-            if self._shown.get(place) != text:
-                self._shown[place] = text
+            progress = seen.progress.get(rank.rank)
+            # The rate of a download changes all the time: a line is due for each tenth of it.
+            mark = str(milestone(progress)) if progress is not None and amount(progress) in text else text
+            if self._shown.get(place) != mark:
+                self._shown[place] = mark
                 show_note(f"{place}: {text}")
 
 
@@ -105,9 +109,9 @@ def doing(seen: Seen, rank_number: int) -> str:
     phase = phase_of(seen.instance, rank)
     progress = seen.progress.get(rank_number)
     name = "ready" if status_name(rank.state) == "ready" else phase.value
-    if progress is None or progress.phase is not phase or progress.total <= 0:
+    if progress is None or progress.phase is not phase:
         return name
-    return f"{name} {progress.done}/{progress.total} {progress.unit}"
+    return f"{name} {amount(progress)}".rstrip()
 
 
 @asynccontextmanager

@@ -80,6 +80,8 @@ def _verdict(find: _Find, state: State, now_ns: int) -> InstanceAdopted | Instan
             backend=held.backend,
             ranks=ranks,
             key=held.key,
+            layout=held.layout,
+            needs=held.needs,
         )
     if now_ns >= find.until_ns:
         return _cleared(held, f"no node that is there holds its ranks {', '.join(map(str, missing))}")

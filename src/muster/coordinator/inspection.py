@@ -2,19 +2,154 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import anyio
+import anyio.to_thread
+from loguru import logger
+
+from muster.bus.peer import ask
 from muster.coordinator.knowledge import Knowledge
+from muster.errors import MusterError
+from muster.fetch.survey import Survey
+from muster.model.hub import is_hub_id, is_offline
+from muster.needs import ModelNeeds
+from muster.peer_protocol import Inspected, InspectModel, PeerRefused
 from muster.replies import Needs
-from muster.spec import Failure
+from muster.spec import Failure, NodeId, NodeInfo, Phase
 from muster.state import State
+
+#: Who has seen the model where it was no node.
+HERE: Final = NodeId("")
+#: How long a directory here may take; it may lie on a network share that hangs.
+_HERE_SECONDS: Final = 3.0
+#: How long nodes may take with files that they have.
+_NODES_SECONDS: Final = 3.0
+#: How long the hub may take: some models have hundreds of files, and each has a header.
+_HUB_SECONDS: Final = 12.0
+#: Nodes that are asked at once; those that say that they hold the model come first.
+_ASKED: Final = 16
+#: Addresses of a node that are tried.
+_ADDRESSES: Final = 4
+
+_Ask = Callable[[str, int, InspectModel, float], Awaitable[object]]
+
+
+async def _ask_peer(host: str, port: int, request: InspectModel, seconds: float) -> object:
+    return await ask(host, port, request, seconds=seconds)
 
 
 class Inspection:
-    """Remembers what it has found, as long as the files stay what they were."""
+    """Remembers what it has found, as long as the files stay what they were. `survey` and `ask` are for tests."""
 
-    def __init__(self, knowledge: Knowledge) -> None:
+    def __init__(self, knowledge: Knowledge, *, survey: Survey | None = None, ask: _Ask = _ask_peer) -> None:
         self._knowledge = knowledge
+        self._survey = survey or Survey(time.monotonic)
+        self._ask = ask
 
     async def needs(self, model: str, revision: str | None, state: State) -> Needs | Failure:
-        """What the model needs, or why nobody knows. Never raises, and never takes more than a few seconds."""
-        del state
-        return Failure(kind="model-invalid", message=f"nobody knows what {model} needs (revision {revision})")
+        """What the model needs, or why nobody knows. Never raises, and never takes more than a few seconds.
+
+        In this order: files on this machine; nodes that may have it, all at once; for a hub id the hub, asked from
+        here, then by a node.
+        """
+        refusals: list[Failure] = []
+        found = await self._try(lambda: self._survey.here(model, revision), _HERE_SECONDS, refusals)
+        if found is not None:
+            return Needs(needs=found, seen_by=HERE)
+        nodes = self._nodes(model, state)
+        request = InspectModel(model=model, revision=revision or "")
+        if (seen := await self._ask_nodes(nodes, request, _NODES_SECONDS, refusals)) is not None:
+            return seen
+        if is_hub_id(model):
+            if not is_offline():
+                found = await self._try(lambda: self._survey.hub(model, revision), _HUB_SECONDS, refusals)
+                if found is not None:
+                    return Needs(needs=found, seen_by=HERE)
+            request = InspectModel(model=model, revision=revision or "", ask_hub=True)
+            # Those that answered a moment ago are there; what one of them cannot reach, the next may.
+            if not refusals or refusals[-1].retryable or is_offline():
+                seen = await self._ask_nodes(nodes[:2], request, _HUB_SECONDS, refusals)
+                if seen is not None:
+                    return seen
+        return _nobody(model, refusals)
+
+    async def _try(
+        self, find: Callable[[], ModelNeeds | None], seconds: float, refusals: list[Failure]
+    ) -> ModelNeeds | None:
+        try:
+            with anyio.fail_after(seconds):
+                return await anyio.to_thread.run_sync(find, abandon_on_cancel=True)
+        except TimeoutError:
+            refusals.append(_failure("model-unavailable", f"no answer within {seconds:g} s", retryable=True))
+        except MusterError as error:
+            refusals.append(_failure(error.kind, error.message, remedy=error.remedy, retryable=error.retryable))
+        except Exception as error:  # files of any kind may be in a model's directory: placement goes on without it
+            logger.opt(exception=error).warning("a model could not be inspected")
+            refusals.append(_failure("model-invalid", f"{type(error).__name__}: {error}"))
+        return None
+
+    def _nodes(self, model: str, state: State) -> list[NodeInfo]:
+        """Nodes that can be asked, those that hold the model first."""
+        infos = [node.info for node in state.nodes.values() if node.lost is None and node.info.peer_port]
+
+        def holds(info: NodeInfo) -> bool:
+            facts = self._knowledge.facts.get(info.node)
+            return facts is not None and any(model in (held.model, held.path) for held in facts.models)
+
+        return sorted(infos, key=lambda info: (not holds(info), info.node))[:_ASKED]
+
+    async def _ask_nodes(
+        self, nodes: list[NodeInfo], request: InspectModel, seconds: float, refusals: list[Failure]
+    ) -> Needs | None:
+        """The first good answer of those asked at once."""
+        answers: list[Needs] = []
+
+        async def ask_one(info: NodeInfo) -> None:
+            reply = await self._ask_one(info, request, seconds)
+            if isinstance(reply, Inspected):
+                answers.append(Needs(needs=reply.needs, seen_by=info.node))
+                group.cancel_scope.cancel()
+            elif isinstance(reply, PeerRefused):
+                refusals.append(reply.failure)
+
+        with anyio.move_on_after(seconds):
+            async with anyio.create_task_group() as group:
+                for info in nodes:
+                    group.start_soon(ask_one, info)
+        return answers[0] if answers else None
+
+    async def _ask_one(self, info: NodeInfo, request: InspectModel, seconds: float) -> object:
+        """The node's reply, at the first of its addresses that answers; `None` where none does."""
+        hosts = dict.fromkeys(address.host for address in (*info.addresses, *info.candidates))
+        for host in list(hosts)[:_ADDRESSES]:
+            try:
+                return await self._ask(host, info.peer_port, request, seconds)
+            except MusterError as error:
+                logger.debug("node {} at {} was asked for {}: {}", info.node, host, request.model, error)
+        return None
+
+
+def _nobody(model: str, refusals: list[Failure]) -> Failure:
+    """The refusal that says most: of broken files, or of the hub, rather than that a name is not there."""
+    telling = [one for one in refusals if "is no directory on this node" not in one.message]
+    if telling:
+        return telling[-1]
+    if refusals:
+        return _failure(
+            "model-invalid",
+            f"model {model!r} is on no node that could be asked, and is no hub id (owner/name)",
+            remedy="Check the path, or give a hub id; a directory must be on the nodes that are to run it.",
+        )
+    return _failure(
+        "model-unavailable",
+        f"model {model!r} is not on the coordinator's machine, and there is no node to ask",
+        remedy="Wait until a node has joined that holds it.",
+        retryable=True,
+    )
+
+
+def _failure(kind: str, message: str, *, remedy: str = "", retryable: bool = False) -> Failure:
+    return Failure(kind=kind, message=message, remedy=remedy, retryable=retryable, phase=Phase.PLACING)

@@ -13,8 +13,9 @@ from muster.coordinator.find import find, refusal
 from muster.coordinator.ledger import Ledger
 from muster.errors import MusterError, RequestError
 from muster.events import InstanceCreated, InstanceDeleting
+from muster.group.scope import owned
 from muster.needs import ModelNeeds
-from muster.placement import place, rank_memory_bytes
+from muster.placement import place
 from muster.protocol import Create, Delete, Drain, Resume, Retry
 from muster.replies import Accepted, Created, Noted, Refused
 from muster.spec import (
@@ -66,10 +67,14 @@ def create(ledger: Ledger, request: Create, needs: ModelNeeds | None = None) -> 
     if (known := find_created(ledger.state, request.key)) is not None:
         return known
     try:
-        spec = _checked(request.spec, ledger.state)
-        placement = place(spec, ledger.state)
+        spec = checked(request.spec, ledger.state)
+        weights = 0 if needs is not None else weights_bytes(spec)
+        placement = place(spec, ledger.state, ledger.known(), needs, weights_bytes=weights)
     except MusterError as error:
         return refusal(error, Phase.PLACING)
+    spec = msgspec.structs.replace(spec, ranks=len(placement.assignments))
+    if needs is None:  # the estimate is all that there is; else the layout says it for each rank
+        spec = msgspec.structs.replace(spec, memory_bytes=placement.layout.ranks[0].memory_bytes)
     instance = InstanceId(f"{_stem(spec)}-{secrets.token_hex(3)}")
     envelope = ledger.commit(
         InstanceCreated(
@@ -79,6 +84,7 @@ def create(ledger: Ledger, request: Create, needs: ModelNeeds | None = None) -> 
             assignments=placement.assignments,
             backend=placement.backend,
             key=request.key,
+            layout=placement.layout,
             needs=needs,
         )
     )
@@ -104,8 +110,8 @@ def delete(ledger: Ledger, request: Delete) -> Accepted | Refused:
     return Accepted(instance=instance.id, sequence=envelope.sequence)
 
 
-def _checked(spec: InstanceSpec, state: State) -> InstanceSpec:
-    """The spec with its memory filled in.
+def checked(spec: InstanceSpec, state: State) -> InstanceSpec:
+    """The spec, where nothing is wrong with it by itself.
 
     Raises:
         RequestError: it names something taken, or its workload cannot be.
@@ -123,7 +129,6 @@ def _checked(spec: InstanceSpec, state: State) -> InstanceSpec:
         case ModelWorkload(model=model):
             if not model.strip():
                 raise RequestError("the model is empty", remedy="Give a directory or a hub id.")
-            weights = _weights_bytes(model)
         case ScriptWorkload(path=path, directory=directory):
             if not path:
                 raise RequestError("the script's path is empty", remedy="Give a Python file.")
@@ -132,16 +137,31 @@ def _checked(spec: InstanceSpec, state: State) -> InstanceSpec:
                     f"the script's path {path!r} is relative and there is no directory for it",
                     remedy="Give an absolute path, or a directory.",
                 )
-            weights = 0
         case GroupWorkload():
-            weights = 0
-    return msgspec.structs.replace(spec, memory_bytes=rank_memory_bytes(spec, weights))
+            pass
+    _check_environment(spec.environment)
+    return spec
 
 
-def _weights_bytes(model: str) -> int:
-    """Size of the model's weights where this machine has them, 0 where it does not know."""
+def _check_environment(environment: dict[str, str]) -> None:
+    for name, value in environment.items():
+        if not name or "=" in name or "\0" in name + value:
+            raise RequestError(
+                f"environment has {name!r}", remedy="A name must not be empty or hold '=', and nothing a NUL."
+            )
+        if owned(name):
+            raise RequestError(
+                f"environment sets {name}, which muster sets itself for each rank",
+                remedy="Leave it out; devices and addresses are given in the fields of those names.",
+            )
+
+
+def weights_bytes(spec: InstanceSpec) -> int:
+    """Size of the model's weights where this machine has them, 0 where it does not know, or where there are none."""
+    if not isinstance(spec.workload, ModelWorkload):
+        return 0
     try:
-        return sum(path.stat().st_size for path in Path(model).expanduser().glob("*.safetensors"))
+        return sum(path.stat().st_size for path in Path(spec.workload.model).expanduser().glob("*.safetensors"))
     except (OSError, RuntimeError, ValueError):  # unreadable, "~nobody", a NUL: the nodes will say more
         return 0
 

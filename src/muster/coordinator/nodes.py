@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Collection
 
 import msgspec
 
 from muster.lifecycle import SECOND, Settings
 from muster.protocol import Hello
-from muster.spec import COORDINATOR, Failure, NodeInfo
+from muster.spec import COORDINATOR, Failure, NodeAddress, NodeInfo
 from muster.state import Node, State
 
+#: More than that are no interfaces of a machine.
+_MAXIMUM_ADDRESSES = 512
+_IPV4 = re.compile(r"(\d{1,3}\.){3}\d{1,3}")
 _NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -82,6 +86,11 @@ class Registrar:
         )
 
 
+def bad_addresses(addresses: Collection[NodeAddress]) -> bool:
+    """Whether some of them are not IPv4, or they are more than a machine has."""
+    return len(addresses) > _MAXIMUM_ADDRESSES or not all(_IPV4.fullmatch(address.host) for address in addresses)
+
+
 def _malformed(info: NodeInfo) -> Failure | None:
     problem = ""
     if not _NODE_ID.fullmatch(info.node):
@@ -90,8 +99,8 @@ def _malformed(info: NodeInfo) -> Failure | None:
         problem = f"the node id {info.node!r} is the coordinator's own"
     elif not 0 < len(info.boot) <= 64 or max(len(info.hostname), len(info.machine)) > 256:
         problem = "boot is empty, or boot, hostname or machine is too long"
-    elif any(not re.fullmatch(r"(\d{1,3}\.){3}\d{1,3}", address.host) for address in info.addresses):
-        problem = f"node {info.node} has an address that is not IPv4"
+    elif bad_addresses((*info.addresses, *info.candidates)):
+        problem = f"node {info.node} has an address that is not IPv4, or too many"
     elif not info.addresses:
         problem = f"node {info.node} has no address"
     elif info.max_ranks < 1 or not 0 <= info.memory_bytes < 2**60:

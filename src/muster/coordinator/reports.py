@@ -8,10 +8,12 @@ from loguru import logger
 from muster.bus import Deduplicator, Verdict
 from muster.coordinator.comparing import Clocks
 from muster.coordinator.ledger import Ledger
+from muster.coordinator.nodes import bad_addresses
 from muster.coordinator.outputs import OutputStore
 from muster.errors import RequestError
 from muster.events import (
     Event,
+    NodeChanged,
     NodeLost,
     NodeResumed,
     NodeSetAside,
@@ -90,8 +92,11 @@ def _check_authority(event: Event | Unknown, report: Report) -> None:
     """A worker speaks of its own ranks and of its own end; a kind that is not known here is only kept."""
     if isinstance(event, Unknown):
         return
+    own = (report.node, report.boot)
+    if isinstance(event, NodeChanged) and bad_addresses(event.candidates):
+        raise RequestError(f"node {report.node} has an address that is not IPv4, or too many")
     match event:
-        case RankFact() | NodeLost() | NodeSetAside() if (event.node, event.boot) == (report.node, report.boot):
+        case RankFact() | NodeLost() | NodeSetAside() | NodeChanged() if (event.node, event.boot) == own:
             return
         case NodeResumed() if event.node == report.node:
             return

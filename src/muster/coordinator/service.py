@@ -114,7 +114,7 @@ class Coordinator:
         self._registrar = Registrar(settings.clocks)
         self._outputs = OutputStore()
         self._knowledge = Knowledge()
-        self._gathering = Gathering()
+        self._gathering = Gathering(lambda: self._ledger.state)
         self._greeted: dict[NodeId, BootId] = {}  #: who has said hello to this run of the coordinator
         self._generations: dict[tuple[bytes, int], Request] = {}  #: of the control socket, by connection and call
         self._nudge = anyio.Event()
@@ -214,8 +214,9 @@ class Coordinator:
                 logger.exception("the lifecycle rules failed")
             self._outputs.expire(now)
             self._gathering.expire(now)
+            due = min(next_beat, self._gathering.next_due())
             nudge = self._nudge
-            with anyio.move_on_after(min(next_beat - time.monotonic(), self._seconds_to_wake())):
+            with anyio.move_on_after(min(due - time.monotonic(), self._seconds_to_wake())):
                 await nudge.wait()
 
     def _settle(self) -> None:

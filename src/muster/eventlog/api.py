@@ -12,6 +12,7 @@ from muster.events import (
     Envelope,
     InstanceFact,
     InstanceFailed,
+    NodeChanged,
     NodeDraining,
     NodeHeard,
     NodeJoined,
@@ -195,7 +196,7 @@ def index_of(envelope: Envelope) -> Index:
             return _index(kind_of(event), node=info.node)
         case NodeLost(node=node) | NodeSuspected(node=node) | NodeHeard(node=node):
             return _index(kind_of(event), node=node)
-        case NodeDraining(node=node) | NodeSetAside(node=node) | NodeResumed(node=node):
+        case NodeDraining(node=node) | NodeSetAside(node=node) | NodeResumed(node=node) | NodeChanged(node=node):
             return _index(kind_of(event), node=node)
         case _:
             return _index(kind_of(event))

@@ -14,6 +14,7 @@ from muster.errors import PayloadError
 from muster.group.addresses import Address, is_loopback
 from muster.group.rules import validate
 from muster.group.shapes import Devices, JacclPayload, Payload, PreparedRank, RankAddress, RingPayload
+from muster.spec import SideChannel
 
 __all__ = [
     "Address",
@@ -23,6 +24,7 @@ __all__ = [
     "PreparedRank",
     "RankAddress",
     "RingPayload",
+    "build_given_ring",
     "build_jaccl",
     "build_ring",
     "validate",
@@ -38,6 +40,7 @@ def build_ring(
     prepared: Sequence[PreparedRank],
     *,
     max_links: int | None = None,
+    dialled: Sequence[str] = (),
 ) -> RingPayload:
     """The ring payload of `rank`, the same choice on every rank that has the same `prepared`.
 
@@ -56,10 +59,12 @@ def build_ring(
         rank: Whose view to build.
         prepared: One per rank, in any order.
         max_links: Upper limit of connections per neighbour; None for all common networks.
+        dialled: By rank, the address at which its left neighbour dials it, where placement has decided that.
 
     Raises:
         PayloadError: Fewer than two ranks, a rank missing, twice or without addresses, `rank` out of range,
-            or a neighbour that offers only loopback to a rank that offers only other networks.
+            a neighbour that offers only loopback to a rank that offers only other networks, or one that has not
+            prepared the address at which it is to be dialled.
 
     Source: `mlx/distributed/ring/ring.cpp` (`RingGroup`, `accept_connections`, `make_connections`).
     """
@@ -69,10 +74,29 @@ def build_ring(
         raise PayloadError(f"rank {rank} is out of range for world size {size}", remedy=f"use 0 … {size - 1}")
     if max_links is not None and max_links < 1:
         raise PayloadError(f"max_links is {max_links}", remedy="use at least 1")
-    dialled = [_common(ranks[index - 1], ranks[index]) for index in range(size)]
-    links = min(len(addresses) for addresses in dialled)
+    if dialled and len(dialled) != size:
+        raise PayloadError(f"{len(dialled)} addresses are dialled for world size {size}", remedy="give one per rank")
+    found = [
+        [_prepared_at(ranks[index], dialled[index])] if dialled else _common(ranks[index - 1], ranks[index])
+        for index in range(size)
+    ]
+    links = min(len(addresses) for addresses in found)
     links = links if max_links is None else min(links, max_links)
-    hosts = tuple(tuple(str(address) for address in addresses[:links]) for addresses in dialled)
+    hosts = tuple(tuple(str(address) for address in addresses[:links]) for addresses in found)
+    return RingPayload(instance=instance, attempt=attempt, rank=rank, world_size=size, hosts=hosts)
+
+
+def build_given_ring(instance: str, attempt: int, rank: int, prepared: Sequence[PreparedRank]) -> RingPayload:
+    """The ring payload of `rank` where an operator chose all addresses: a connection for each, as with `mlx.launch`.
+
+    Raises:
+        PayloadError: Fewer than two ranks, a rank missing, twice or without addresses, or `rank` out of range.
+    """
+    ranks = _in_order(prepared)
+    size = len(ranks)
+    if not 0 <= rank < size:
+        raise PayloadError(f"rank {rank} is out of range for world size {size}", remedy=f"use 0 … {size - 1}")
+    hosts = tuple(tuple(str(address) for address in one.addresses) for one in ranks)
     return RingPayload(instance=instance, attempt=attempt, rank=rank, world_size=size, hosts=hosts)
 
 
@@ -83,6 +107,7 @@ def build_jaccl(
     devices: Sequence[Sequence[str | Sequence[str] | None]],
     coordinators: Sequence[str],
     prefer_ring: bool = False,
+    side_channel: SideChannel = "tcp",
 ) -> JacclPayload:
     """The jaccl payload of `rank`.
 
@@ -91,8 +116,10 @@ def build_jaccl(
         attempt: Number of the attempt, from 1.
         rank: Whose view to build.
         devices: The whole matrix, the same on every rank.
-        coordinators: By rank, the `ip:port` at which that rank reaches rank 0; its own entry for rank 0.
+        coordinators: By rank, the `ip:port` at which that rank reaches rank 0; its own entry for rank 0. Empty
+            with the bus.
         prefer_ring: See `JacclPayload`.
+        side_channel: See `JacclPayload`.
 
     Raises:
         PayloadError: Fewer than two ranks, `rank` out of range, or not one coordinator address per rank.
@@ -102,7 +129,7 @@ def build_jaccl(
         raise PayloadError(f"world size {size} needs no group", remedy="run a single rank without a group")
     if not 0 <= rank < size:
         raise PayloadError(f"rank {rank} is out of range for world size {size}", remedy=f"use 0 … {size - 1}")
-    if len(coordinators) != size:
+    if side_channel == "tcp" and len(coordinators) != size:
         raise PayloadError(
             f"{len(coordinators)} coordinator addresses for world size {size}",
             remedy="give one address of rank 0 per rank, as that rank reaches it",
@@ -116,8 +143,9 @@ def build_jaccl(
         rank=rank,
         world_size=size,
         devices=matrix,
-        coordinator=coordinators[rank],
+        coordinator=coordinators[rank] if side_channel == "tcp" else "",
         prefer_ring=prefer_ring,
+        side_channel=side_channel,
     )
 
 
@@ -136,6 +164,18 @@ def _in_order(prepared: Sequence[PreparedRank]) -> list[PreparedRank]:
         if not one.addresses:
             raise PayloadError(f"rank {expected} prepared no address", remedy=_REACHABLE)
     return ranks
+
+
+def _prepared_at(rank: PreparedRank, host: str) -> RankAddress:
+    for address in rank.addresses:
+        if address.host == host:
+            return address
+    raise PayloadError(
+        f"rank {rank.rank} prepared no port at {host}, where rank {rank.rank - 1} is to dial it"
+        if rank.rank
+        else f"rank 0 prepared no port at {host}, where the last rank is to dial it",
+        remedy="create the instance again: the addresses of its node have changed",
+    )
 
 
 def _common(left: PreparedRank, right: PreparedRank) -> list[RankAddress]:

@@ -207,6 +207,11 @@ class _Overlay:
         self._environ.update({name: value for name, value in wanted.items() if value is not None})
 
 
+def owned(name: str) -> bool:
+    """Whether the variable is one that a scope sets, or that would mislead the group: nobody else may set it."""
+    return _conflicts(name)
+
+
 def _conflicts(name: str) -> bool:
     return name in CONFLICTING_NAMES or name.startswith(CONFLICTING_PREFIXES)
 
@@ -222,11 +227,9 @@ def _variables(payload: Payload, path: Path) -> dict[str, str]:
         case RingPayload():
             return {"MLX_HOSTFILE": absolute, "MLX_RANK": str(payload.rank)}
         case JacclPayload():
-            variables = {
-                "MLX_IBV_DEVICES": absolute,
-                "MLX_JACCL_COORDINATOR": payload.coordinator,
-                "MLX_RANK": str(payload.rank),
-            }
+            variables = {"MLX_IBV_DEVICES": absolute, "MLX_RANK": str(payload.rank)}
+            if payload.side_channel == "tcp":
+                variables["MLX_JACCL_COORDINATOR"] = payload.coordinator
             return variables | {"MLX_JACCL_RING": "1"} if payload.prefer_ring else variables
 
 

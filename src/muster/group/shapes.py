@@ -6,6 +6,7 @@ import msgspec
 
 from muster.layout import Devices
 from muster.spec import Address as RankAddress
+from muster.spec import SideChannel
 
 
 class PreparedRank(msgspec.Struct, frozen=True):
@@ -35,8 +36,9 @@ class JacclPayload(msgspec.Struct, frozen=True, tag="jaccl"):
 
     Attributes:
         devices: Square matrix of RDMA device names.
-        coordinator: `ip:port` of rank 0 as seen by this rank; rank 0 listens there.
+        coordinator: `ip:port` of rank 0 as seen by this rank; rank 0 listens there. Not used with the bus.
         prefer_ring: Use the ring when the matrix is both a valid ring and a valid mesh.
+        side_channel: How the ranks exchange their connection data.
     """
 
     instance: str
@@ -46,6 +48,7 @@ class JacclPayload(msgspec.Struct, frozen=True, tag="jaccl"):
     devices: Devices
     coordinator: str
     prefer_ring: bool = False
+    side_channel: SideChannel = "tcp"
 
 
 Payload = RingPayload | JacclPayload

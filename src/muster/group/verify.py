@@ -17,7 +17,7 @@ import msgspec
 
 from muster import __version__
 from muster.errors import FormationError, MembershipError
-from muster.group.formation import translate
+from muster.group.remedies import translate
 
 if TYPE_CHECKING:
     import mlx.core as mx

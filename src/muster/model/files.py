@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -13,13 +13,15 @@ import msgspec
 
 from muster.errors import ModelError
 from muster.model.headers import TensorInfo, read_header_bytes, read_tensors
-from muster.model.hub import DownloadProgress, resolve
+from muster.model.hub import commit_of
 
-__all__ = ["DownloadProgress", "ModelFiles", "TensorInfo", "fingerprint", "inspect", "resolve"]
+__all__ = ["ModelFiles", "TensorInfo", "fingerprint", "inspect", "sample", "weight_files"]
 
 #: The only weights that mlx-lm reads. Source: the glob in mlx_lm.utils.load_model.
 WEIGHTS_GLOB: Final = "model*.safetensors"
 INDEX_NAME: Final = "model.safetensors.index.json"
+#: Beside the files of a copy of another node's directory: what it is a copy of, as `CopyNote` in JSON.
+COPY_NOTE: Final = ".muster-copy"
 
 #: At least one of these must exist, else the tokenizer encodes every prompt to nothing.
 TOKENIZER_GLOBS: Final = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "*.tiktoken", "vocab.*")
@@ -46,6 +48,14 @@ _SAMPLE_BYTES: Final = 64 * 1024
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _NAMES_SHOWN: Final = 3
+
+
+class CopyNote(msgspec.Struct, frozen=True, kw_only=True):
+    """What a directory was copied from: the model's name, its fingerprint there, and the names of all its weights."""
+
+    model: str
+    identity: str
+    weights: tuple[str, ...]
 
 
 class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,19 +87,17 @@ class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
         return text_config(self.config)
 
 
-def inspect(path: Path) -> ModelFiles:
+def inspect(path: Path, needed: Collection[str] | None = None) -> ModelFiles:
     """Read config.json and the safetensors headers of the model in `path`, and check that they fit together.
+
+    `needed` are the weight files that must be here, where not all of them must: `tensors` and `weights_bytes` are then
+    of those that are. With none needed it judges by config.json and the index alone.
 
     Raises:
         ModelError: a file is missing, truncated or malformed, or the model brings code of its own.
     """
     config = read_config(path)
-    text = text_config(config)
-    model_type = config.get("model_type")
-    if not isinstance(model_type, str) or not model_type:
-        raise ModelError(
-            f"config.json of {path} has model_type {model_type!r}", remedy="use a model that mlx-lm can load"
-        )
+    _model_type(str(path), config)
     if (code := config.get("model_file")) is not None:
         raise ModelError(
             f"the model in {path} wants its own code {code!r} to run (model_file in config.json)",
@@ -100,14 +108,26 @@ def inspect(path: Path) -> ModelFiles:
             f"{path} has no tokenizer (tokenizer.json or tokenizer.model)",
             remedy="copy the tokenizer's files beside config.json",
         )
-    tensors = _all_tensors(path)
+    indexed = read_index(path)
+    found = describe(str(path), config, _all_tensors(path, indexed, needed))
+    return found if found.layers else msgspec.structs.replace(found, layers=_layers_named(indexed))
+
+
+def describe(directory: str, config: dict[str, Any], tensors: dict[str, TensorInfo]) -> ModelFiles:
+    """What config.json and headers say together, wherever they were read.
+
+    Raises:
+        ModelError: a value of the config is of another kind than it must be.
+    """
+    text = text_config(config)
+    model_type = _model_type(directory, config)
     architectures = config.get("architectures") or ()
     if isinstance(architectures, str):
         architectures = (architectures,)
     heads = whole(text, "num_attention_heads", "n_head", "n_heads", "num_heads")
     layers = whole(text, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
     return ModelFiles(
-        directory=str(path),
+        directory=directory,
         config=config,
         model_type=model_type,
         architectures=tuple(str(name) for name in architectures),
@@ -123,6 +143,15 @@ def inspect(path: Path) -> ModelFiles:
         weights_bytes=sum(tensor.bytes for tensor in tensors.values()),
         tensors=tensors,
     )
+
+
+def _model_type(directory: str, config: dict[str, Any]) -> str:
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or not model_type:
+        raise ModelError(
+            f"config.json of {directory} has model_type {model_type!r}", remedy="use a model that mlx-lm can load"
+        )
+    return model_type
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -171,16 +200,35 @@ def whole(config: dict[str, Any], *names: str) -> int | None:
     return None
 
 
-def _all_tensors(path: Path) -> dict[str, TensorInfo]:
+def weight_files(path: Path) -> frozenset[str]:
+    """The names of all weight files of the model in `path`, here or not: what the index names, or what there is.
+
+    Raises:
+        ModelError: the index cannot be read.
+    """
+    if note := copy_note(path):
+        return frozenset(note.weights)
+    return frozenset(read_index(path).values()) or frozenset(file.name for file in path.glob(WEIGHTS_GLOB))
+
+
+def copy_note(path: Path) -> CopyNote | None:
+    """What the directory is a copy of, where muster copied it from another node."""
+    try:
+        return msgspec.json.decode((path / COPY_NOTE).read_bytes(), type=CopyNote)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _all_tensors(path: Path, indexed: dict[str, str], needed: Collection[str] | None) -> dict[str, TensorInfo]:
     files = sorted(path.glob(WEIGHTS_GLOB))
-    indexed = _read_index(path)
-    missing = sorted({file for file in indexed.values() if not (path / file).is_file()})
+    wanted = set(indexed.values()) if needed is None else set(needed)
+    missing = sorted(file for file in wanted if not (path / file).is_file())
     if missing:
         raise ModelError(
             f"{path} lacks {len(missing)} weight files that {INDEX_NAME} names: {_some(missing)}",
             remedy="download or copy the missing files",
         )
-    if not files:
+    if not files and needed is None:
         others = sorted(file.name for file in path.glob("*.safetensors"))
         if others:
             raise ModelError(
@@ -199,7 +247,7 @@ def _all_tensors(path: Path) -> dict[str, TensorInfo]:
                     remedy="remove the files that do not belong to this model",
                 )
             tensors[name] = info
-    absent = sorted(indexed.keys() - tensors.keys())
+    absent = sorted(name for name, file in indexed.items() if file in wanted and name not in tensors)
     if absent:
         raise ModelError(
             f"{len(absent)} tensors that {INDEX_NAME} names are in no weight file: {_some(absent)}",
@@ -208,7 +256,7 @@ def _all_tensors(path: Path) -> dict[str, TensorInfo]:
     return tensors
 
 
-def _read_index(path: Path) -> dict[str, str]:
+def read_index(path: Path) -> dict[str, str]:
     """Tensor name to file name, empty without an index."""
     file = path / INDEX_NAME
     if not file.is_file():
@@ -233,7 +281,31 @@ def _some(names: Sequence[str]) -> str:
 
 
 def fingerprint(path: Path) -> str:
-    """SHA-256, in hex, that two nodes compare to know that they hold the same model.
+    """SHA-256, in hex, that two nodes compare to know that they hold the same model, each of them perhaps a part of it.
+
+    A snapshot of the hub is known by its commit, which stands for the content of all its files: each was checked by its
+    hash when it came. A copy of another node's directory that is not whole is what it was copied from. Every
+    other directory is known by `sample` of all its files.
+
+    Raises:
+        ModelError: a file cannot be read.
+    """
+    if (known := commit_of(path)) is not None:
+        digest = hashlib.sha256()
+        for part in known:
+            _feed(digest, part.encode())
+        # Somebody may have edited these; the others are links to files that are named by their hash.
+        for name in ("config.json", "tokenizer.json"):
+            _feed(digest, _bytes_of(path / name))
+        return digest.hexdigest()
+    note = copy_note(path)
+    if note is not None and not all((path / name).is_file() for name in note.weights):
+        return note.identity
+    return sample(path)
+
+
+def sample(path: Path, weights: Collection[str] | None = None) -> str:
+    """SHA-256, in hex, over the model's files in `path`, of the weights only those named where some are.
 
     Takes in whole: config, generation settings, tokenizer, chat template, every safetensors header and file size,
     and every weight file of at most 16 MB. Of a larger weight file it takes 64 evenly spaced blocks of 64 KB, so
@@ -251,14 +323,27 @@ def fingerprint(path: Path) -> str:
             _feed(digest, file.name.encode())
             _feed(digest, file.read_bytes())
         for file in sorted(path.glob(WEIGHTS_GLOB)):
+            if weights is not None and file.name not in weights:
+                continue
             _feed(digest, file.name.encode())
             _feed(digest, read_header_bytes(file))
             _feed_samples(digest, file)
     except OSError as error:
-        raise ModelError(
-            f"{error.filename or path} cannot be read: {error.strerror}", remedy="check the file's permissions"
-        ) from error
+        raise _unreadable(path, error) from error
     return digest.hexdigest()
+
+
+def _bytes_of(file: Path) -> bytes:
+    try:
+        return file.read_bytes() if file.exists() else b""
+    except OSError as error:
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> ModelError:
+    return ModelError(
+        f"{error.filename or path} cannot be read: {error.strerror}", remedy="check the file's permissions"
+    )
 
 
 def _feed_samples(digest: hashlib._Hash, file: Path) -> None:

@@ -1,16 +1,17 @@
-"""From what a user calls a model to a local directory: a path, or a download from the Hugging Face hub."""
+"""What a user calls a model, and how the Hugging Face hub's cache lays models out on disk. Asks nobody.
+
+Source: the layout is the hub library's documented one: `models--OWNER--NAME` with `refs/REVISION` (a commit),
+`snapshots/COMMIT/FILE` (a link, or the file itself) and `blobs/HASH`.
+"""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from muster.errors import ModelError
-
-#: Called with (bytes done, bytes in all), from any thread. The total grows while files are discovered.
-DownloadProgress = Callable[[int, int], None]
 
 #: What mlx-lm itself fetches of a repository, without "*.py": no code of a model ever runs here.
 ALLOW_PATTERNS: Final = (
@@ -23,18 +24,30 @@ ALLOW_PATTERNS: Final = (
     "*.jsonl",
     "*.jinja",
 )
+#: The branch that is meant where no revision is named.
+DEFAULT_REVISION: Final = "main"
 
 #: One slash, and no first character that a path would have.
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+_REPOSITORY: Final = re.compile(r"models--(.+)")
 
 
-def resolve(model: str, revision: str | None, *, on_progress: DownloadProgress) -> Path:
-    """The local directory of `model`: itself if it is one, else the hub's snapshot of that id.
+def is_hub_id(model: str) -> bool:
+    """Whether `model` has the form of a hub id, and not of a path."""
+    return _HUB_ID.fullmatch(model) is not None
 
-    Only `name/name` that is no directory is looked up on the hub; a path that does not exist never is.
+
+def is_commit(revision: str | None) -> bool:
+    """Whether `revision` names one commit for ever, and is no branch or tag."""
+    return revision is not None and _COMMIT.fullmatch(revision) is not None
+
+
+def directory_of(model: str, revision: str | None = None) -> Path | None:
+    """The directory that `model` names on this node; `None` where there is none of that name.
 
     Raises:
-        ModelError: no such directory, no such repository or revision, no access, or no connection.
+        ModelError: it is a file, or a revision is asked of a directory.
     """
     path = Path(model).expanduser()
     if model and path.is_dir():
@@ -49,93 +62,53 @@ def resolve(model: str, revision: str | None, *, on_progress: DownloadProgress) 
             f"model {model!r} is a file; a model is a directory with config.json and safetensors files",
             remedy="give the directory; convert other formats with mlx_lm.convert",
         )
-    if not _HUB_ID.fullmatch(model):
-        raise ModelError(
-            f"model {model!r} is no directory on this node and no hub id (owner/name)",
-            remedy="check the path; it must exist on every node of the instance",
-        )
-    return _download(model, revision, on_progress)
+    return None
 
 
-def _download(model: str, revision: str | None, on_progress: DownloadProgress) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        HTTPError,  # pyright: ignore[reportPrivateImportUsage]  # of httpx or httpx2, as the hub's version has it
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
+def absent(model: str) -> ModelError:
+    """The refusal of a name that is no directory here and no hub id."""
+    return ModelError(
+        f"model {model!r} is no directory on this node and no hub id (owner/name)",
+        remedy="check the path; it must exist on this node, or on another one that gives its models to others",
     )
 
-    at = f"{model} at revision {revision}" if revision else model
-    elsewhere = "or copy the model to every node and give its directory"
-    try:
-        directory = snapshot_download(
-            model,
-            revision=revision,
-            allow_patterns=list(ALLOW_PATTERNS),
-            tqdm_class=_progress_class(on_progress),
-        )
-    except GatedRepoError as error:
-        raise ModelError(
-            f"the hub does not give {at} to this user: it is gated",
-            remedy="accept its terms on the hub and run `hf auth login` on every node",
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise ModelError(
-            f"the hub has no model {model}, or it is private",
-            remedy="check the id; for a private model run `hf auth login` on every node",
-        ) from error
-    except RevisionNotFoundError as error:
-        raise ModelError(f"the hub has no {at}", remedy="check the revision on the model's page") from error
-    except (OfflineModeIsEnabled, LocalEntryNotFoundError) as error:
-        raise ModelError(
-            f"the hub cannot be reached and {at} is not complete in this node's cache",
-            remedy=f"connect this node and unset HF_HUB_OFFLINE, {elsewhere}",
-        ) from error
-    except HFValidationError as error:
-        raise ModelError(
-            f"model {model!r} is no valid hub id: {error}", remedy="hub ids look like owner/name"
-        ) from error
-    except HfHubHTTPError as error:
-        status = error.response.status_code
-        raise ModelError(
-            f"the hub answered {status} to the request for {at}",
-            remedy=f"run `hf auth login`, try again later, {elsewhere}"
-            if status in (401, 403)
-            else f"try again later, {elsewhere}",
-        ) from error
-    except (HTTPError, OSError) as error:
-        raise ModelError(
-            f"the download of {at} failed: {type(error).__name__}: {error}",
-            remedy=f"check this node's connection and free disk space, {elsewhere}",
-        ) from error
-    return Path(directory)
+
+def cache_directory() -> Path:
+    """Where the hub's library keeps its snapshots, as its own variables say."""
+    home = os.environ.get("HF_HOME") or str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"))
+    chosen = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or str(Path(home, "hub"))
+    return Path(os.path.expandvars(chosen)).expanduser()
 
 
-def _progress_class(on_progress: DownloadProgress) -> type[Any]:
-    """A progress bar that shows nothing and tells `on_progress` the bytes, as huggingface_hub drives it."""
-    from tqdm import tqdm
+def is_offline() -> bool:
+    """Whether the hub's own variables forbid to ask it."""
+    value = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
+    return value.upper() in {"1", "ON", "YES", "TRUE"}
 
-    most_done = 0
 
-    class ReportingBar(tqdm):  # pyright: ignore[reportMissingTypeArgument]
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            # A second bar counts bytes on the wire, of which there may be fewer than bytes in the files.
-            self._reports = kwargs.get("unit") == "B" and kwargs.get("desc") != "Downloading bytes"
-            kwargs["disable"] = True  # draws nothing; a disabled bar keeps its total but not its count
-            super().__init__(*args, **kwargs)
-            self._done = int(kwargs.get("initial") or 0)
+def repository_directory(root: Path, model: str) -> Path:
+    """Where the cache in `root` keeps the hub id `model`."""
+    return root / f"models--{model.replace('/', '--')}"
 
-        def update(self, n: float | None = 1) -> bool | None:
-            nonlocal most_done
-            self._done += int(n or 0)
-            if self._reports and self._done > most_done:
-                most_done = self._done
-                on_progress(self._done, max(self._done, int(self.total or 0)))
+
+def snapshot(root: Path, model: str, revision: str | None) -> Path | None:
+    """The directory of that revision in the cache `root`, whole or not; `None` where nothing of it is there."""
+    repository = repository_directory(root, model)
+    commit = revision
+    if not is_commit(commit):
+        try:
+            commit = (repository / "refs" / (revision or DEFAULT_REVISION)).read_text().strip()
+        except (OSError, ValueError):
             return None
+        if not is_commit(commit):
+            return None
+    path = repository / "snapshots" / str(commit)
+    return path if path.is_dir() else None
 
-    return ReportingBar
+
+def commit_of(path: Path) -> tuple[str, str] | None:
+    """The hub id and the commit whose snapshot `path` is, by the cache's layout; `None` for any other directory."""
+    repository = _REPOSITORY.fullmatch(path.parent.parent.name) if path.parent.name == "snapshots" else None
+    if repository is None or not is_commit(path.name):
+        return None
+    return repository.group(1).replace("--", "/", 1), path.name

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +16,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import _get_classes, load_model, load_tokenizer, maybe_set_recommended_wired_limit
 
 from muster.errors import ModelError, ShardingError
-from muster.model.files import text_config, whole
+from muster.model.files import text_config, weight_files, whole
 from muster.model.plan import ShardPlan
 
 #: Called with (layers loaded, layers of this rank), first with 0 loaded.
@@ -34,6 +35,7 @@ _LOAD_ERRORS: Final = (
     ImportError,
 )
 
+_LAYER: Final = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _NAMES_SHOWN: Final = 3
 
 
@@ -59,7 +61,13 @@ class LoadedModel:
 
 
 def load_shard(
-    path: Path, plan: ShardPlan, rank: int, group: mx.distributed.Group | None, *, on_layer: LayerProgress
+    path: Path,
+    plan: ShardPlan,
+    rank: int,
+    group: mx.distributed.Group | None,
+    *,
+    on_layer: LayerProgress,
+    trust_remote_code: bool = False,
 ) -> LoadedModel:
     """Load what `rank` needs of the model in `path`. Reads only weights that the rank keeps, or slices.
 
@@ -68,11 +76,13 @@ def load_shard(
     whole. No collective operation runs in here: the ranks need not load at the same speed.
 
     Args:
-        path: a directory that `files.inspect` accepted.
+        path: a directory that `files.inspect` accepted. In a pipeline, weight files with layers of other ranks alone
+            may be absent.
         plan: the same on every rank.
         rank: this rank.
         group: the formed group of `plan.world_size` members; `None` for one rank.
         on_layer: called after every layer that was read.
+        trust_remote_code: whether Python code among the tokenizer's files may run; a model's never does.
 
     Raises:
         ModelError: the files do not fit the architecture.
@@ -84,9 +94,9 @@ def load_shard(
             f"rank {rank} of {plan.world_size} was given rank {own} of a group of {members}",
             remedy="this is a bug of muster: please report it",
         )
-    model, config = _load_lazily(path)
+    model, config = _load_lazily(path, plan, rank)
     _shard(model, plan, rank, group)
-    tokenizer = _load_tokenizer(path, config)
+    tokenizer = _load_tokenizer(path, config, trust_remote_code)
     before_bytes = mx.get_active_memory()
     _read_layers(path, model, plan, rank, on_layer)
     # Metal would page weights out between requests without it; elsewhere there is no such limit.
@@ -104,9 +114,14 @@ def load_shard(
     )
 
 
-def _load_lazily(path: Path) -> tuple[Any, dict[str, Any]]:
+def _load_lazily(path: Path, plan: ShardPlan, rank: int) -> tuple[Any, dict[str, Any]]:
+    held = plan.layers_of(rank) if plan.sharding == "pipeline" and _is_partial(path) else None
+
+    def classes(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
+        return _checked_classes(config, held)
+
     try:
-        return load_model(path, lazy=True, strict=True, get_model_classes=_checked_classes)
+        return load_model(path, lazy=True, strict=True, get_model_classes=classes)
     except _LOAD_ERRORS as error:
         raise ModelError(
             f"mlx-lm cannot load the model in {path}: {_said(error)}",
@@ -114,16 +129,22 @@ def _load_lazily(path: Path) -> tuple[Any, dict[str, Any]]:
         ) from error
 
 
-def _checked_classes(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
+def _is_partial(path: Path) -> bool:
+    return any(not (path / name).is_file() for name in weight_files(path))
+
+
+def _checked_classes(config: dict[str, Any], held: range | None) -> tuple[type[Any], type[Any]]:
     """The architecture's classes, with weights checked by us where mlx-lm hands them to the model.
 
-    That is after the model renamed and stacked them (`sanitize`) and after its layers became quantised ones.
+    That is after the model renamed and stacked them (`sanitize`) and after its layers became quantised ones. Of other
+    layers than those `held` weights may be missing; `None` wants those of all.
     """
     model_class, args_class = _get_classes(config)
 
     def load_weights(self: Any, weights: Sequence[tuple[str, mx.array]], strict: bool = True) -> Any:
-        _check_weights(dict(tree_flatten(self.parameters())), dict(weights))
-        return model_class.load_weights(self, weights, strict=strict)
+        wanted: dict[str, mx.array] = dict(tree_flatten(self.parameters()))
+        _check_weights({name: weight for name, weight in wanted.items() if _is_held(name, held)}, dict(weights), wanted)
+        return model_class.load_weights(self, weights, strict=strict and held is None)
 
     checked = type(
         model_class.__name__, (model_class,), {"load_weights": load_weights, "__module__": model_class.__module__}
@@ -131,15 +152,21 @@ def _checked_classes(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
     return checked, args_class
 
 
-def _check_weights(wanted: dict[str, mx.array], found: dict[str, mx.array]) -> None:
-    """Compare what the model needs with what the files hold.
+def _is_held(name: str, held: range | None) -> bool:
+    """Whether the weight is of one of the layers `held`, or of none."""
+    match = _LAYER.search(name)
+    return held is None or match is None or int(match.group(1)) in held
+
+
+def _check_weights(wanted: dict[str, mx.array], found: dict[str, mx.array], known: Collection[str]) -> None:
+    """Compare what the model needs with what the files hold; `known` are all weights of the architecture.
 
     Raises:
         ModelError: names the first few weights that are missing, unknown or misshapen, and how many there are.
     """
     faults = {
         "missing": sorted(wanted.keys() - found.keys()),
-        "unknown to the architecture": sorted(found.keys() - wanted.keys()),
+        "unknown to the architecture": sorted(found.keys() - set(known)),
         "of the wrong shape": [
             f"{name} {list(found[name].shape)} instead of {list(weight.shape)}"
             for name, weight in sorted(wanted.items())
@@ -241,9 +268,9 @@ def _read_layers(path: Path, model: Any, plan: ShardPlan, rank: int, on_layer: L
     mx.clear_cache()
 
 
-def _load_tokenizer(path: Path, config: dict[str, Any]) -> TokenizerWrapper:
+def _load_tokenizer(path: Path, config: dict[str, Any], trust_remote_code: bool) -> TokenizerWrapper:
     # False, not absent: absent makes transformers ask on standard input, and mlx-lm's own default is True.
-    options = {"trust_remote_code": False, "local_files_only": True}
+    options = {"trust_remote_code": trust_remote_code, "local_files_only": True}
     try:
         tokenizer = load_tokenizer(path, options, eos_token_ids=config.get("eos_token_id"))
         words = len(tokenizer.get_vocab())

@@ -1,4 +1,4 @@
-"""Entry of the runner process: `python -m muster.runner DESCRIPTOR PARENT_PID full|light [COUNTER]`."""
+"""Entry of the runner process: `python -m muster.runner DESCRIPTOR PARENT_PID full|light|probe [COUNTER]`."""
 
 from __future__ import annotations
 
@@ -11,4 +11,5 @@ main(
     int(sys.argv[2]),
     full=sys.argv[3] == "full",
     counter=int(sys.argv[4]) if len(sys.argv) > 4 else None,
+    measure=sys.argv[3] == "probe",
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import re
 import signal
 import socket
 import sys
@@ -24,17 +25,21 @@ from muster.runner.context import RankContext, RankWorkload
 from muster.runner.counter import StepCounter
 from muster.runner.frames import Channel
 from muster.runner.parent import die_with
+from muster.runner.side_channel import SideChannelError, bus_gather
 from muster.spec import Failure, GroupWorkload, ModelWorkload, Phase, ScriptWorkload
 
+#: Names a file, for machines without RDMA: a stand-in takes the place of MLX's JACCL (`muster.testing.jaccl`).
+TESTING_JACCL = "MUSTER_TESTING_JACCL"
 #: Added to the worker's own deadline before the C-level watchdog ends the process, in seconds.
 WATCHDOG_GRACE_SECONDS = 2.0
 
 
-def main(descriptor: int, parent_pid: int, *, full: bool, counter: int | None = None) -> None:
+def main(descriptor: int, parent_pid: int, *, full: bool, counter: int | None = None, measure: bool = False) -> None:
     """Run as a runner on the worker's socket `descriptor`; never returns.
 
     `counter` is the descriptor of the memory in which the worker sees the rank's step.
-    `full` imports mlx-lm as well, which a model needs and which takes most of a runner's start.
+    `full` imports mlx-lm as well, which a model needs and which takes most of a runner's start. `measure` also says how
+    fast memory is.
     """
     die_with(parent_pid)
     # The worker decides when a runner ends: Ctrl-C in a shared terminal must not reach it first.
@@ -48,10 +53,11 @@ def main(descriptor: int, parent_pid: int, *, full: bool, counter: int | None = 
     code = 1
     context: RankContext | None = None
     try:
-        channel.send(_warm(full=full))
+        channel.send(_warm(full=full, measure=measure))
         first = channel.receive()
         if first is None or not isinstance(first, Prepare):
             os._exit(0)
+        os.environ.update(first.environment)
         context = RankContext(channel, first, steps)
         workload = _workload(context)
         channel.send(workload.prepare())
@@ -60,6 +66,8 @@ def main(descriptor: int, parent_pid: int, *, full: bool, counter: int | None = 
             os._exit(0)
         context.phase = Phase.FORMING
         code = _form_and_run(workload, context, second)
+    except SideChannelError as error:
+        _fail(channel, context, error.failure)
     except MusterError as error:
         _fail(channel, context, _failure_of(error))
     except Exception as error:  # the outermost edge of the process: whatever it is, the worker hears of it
@@ -76,9 +84,13 @@ def _exit(code: int) -> None:
     os._exit(code)
 
 
-def _warm(*, full: bool) -> WarmFrame:
+def _warm(*, full: bool, measure: bool) -> WarmFrame:
     begin = time.perf_counter()
     warmth.warm_up(full=full)
+    if devices := os.environ.get(TESTING_JACCL):
+        from muster.testing import jaccl
+
+        jaccl.install(Path(devices))
     from muster.group.formation import available_backends
 
     return WarmFrame(
@@ -86,6 +98,7 @@ def _warm(*, full: bool) -> WarmFrame:
         memory_bytes=psutil.Process().memory_info().rss,
         backends=available_backends(),
         versions=versions(),
+        memory_gbps=warmth.memory_gbps() if measure else None,
     )
 
 
@@ -129,7 +142,8 @@ def _form_and_run(workload: RankWorkload, context: RankContext, form: Form) -> i
     begin = time.perf_counter()
     faulthandler.dump_traceback_later(prepare.shared_seconds + WATCHDOG_GRACE_SECONDS, exit=True)
     # The scope outlives formation: a script may read its variables, and `_exit` runs no cleanup of its own.
-    with formation.group_scope(payload, directory=Path(prepare.directory)) as formed:
+    gather = bus_gather(channel) if prepare.side_channel == "bus" else None
+    with formation.group_scope(payload, directory=Path(prepare.directory), gather=gather) as formed:
         warmth.formed()
         verify.check(mine, verify.exchange(formed.group, mine))
         faulthandler.cancel_dump_traceback_later()
@@ -177,5 +191,8 @@ def _unexpected(error: Exception) -> Failure:
 
 
 def is_echo(text: str) -> bool:
-    """Whether an MLX error says no more than that another rank ended (mlx/distributed/ring/ring.cpp)."""
-    return "connection to a peer was lost" in text
+    """Whether an MLX error says no more than that another rank ended.
+
+    Source: mlx/distributed/ring/ring.cpp; for JACCL's side channel, mlx/distributed/jaccl/lib/jaccl/tcp.cpp.
+    """
+    return re.search(r"connection to a peer was lost|\[jaccl\] (Recv|Send) failed(:| with errno=)", text) is not None

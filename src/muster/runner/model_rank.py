@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,11 +11,24 @@ import msgspec
 import zmq
 
 from muster.errors import ModelError, ProtocolError
-from muster.model import files, hub
+from muster.fetch.choice import shard_files
+from muster.fetch.obtain import Wish, obtain
+from muster.fetch.progress import Brought, Moved
+from muster.model import files
 from muster.model.batch import Batch
 from muster.model.load import LoadedModel, load_shard
 from muster.model.plan import ShardPlan, plan, supports
-from muster.rank_protocol import Form, LoadedFrame, PreparedFrame, ProgressFrame, ReadyFrame, Redial, Stop, WarmUp
+from muster.rank_protocol import (
+    FetchedFrame,
+    Form,
+    LoadedFrame,
+    PreparedFrame,
+    ProgressFrame,
+    ReadyFrame,
+    Redial,
+    Stop,
+    WarmUp,
+)
 from muster.runner.context import RankContext
 from muster.runner.following import Following
 from muster.runner.line import GenerationLine
@@ -34,28 +48,65 @@ class ModelRank:
         self._workload = workload
         self._zmq = zmq.Context[zmq.Socket[bytes]]()
         self._source: StepSource | None = None
+        self._plan: ShardPlan | None = None
+        self._needed: frozenset[str] | None = None  #: weight files, where not all have to be here
 
     def prepare(self) -> PreparedFrame:
-        """Find the model, check its files, and decide how it is sharded; rank 0 binds the steps socket.
+        """Find or bring the model, check its files, and decide how it is sharded; rank 0 binds the steps socket.
 
         Raises:
             ModelError: the files are missing, incomplete or inconsistent.
+            FetchError: they could not be brought now.
+            DiskFullError: there is no room for them.
             ShardingError: it cannot be sharded as asked.
         """
         prepare = self._context.prepare
-        self._path: Path = hub.resolve(self._workload.model, self._workload.revision, on_progress=self._downloaded)
-        found = files.inspect(self._path)
-        self._plan: ShardPlan = plan(found, self._workload.sharding, prepare.world_size, supports(found))
+        self._path: Path = obtain(self._wish(), self._choose, self._moved, self._brought)
+        found = files.inspect(self._path, self._needed)
+        self._plan = self._plan or self._planned(found)
         self._fingerprint = files.fingerprint(self._path)
+        self._sample = files.sample(self._path, self._needed)
         if prepare.rank == 0 and prepare.world_size > 1:
             self._source = StepSource(self._zmq, prepare.host, prepare.instance, prepare.attempt)
             return PreparedFrame(steps=self._source.address)
         return PreparedFrame()
 
+    def _wish(self) -> Wish:
+        prepare, workload = self._context.prepare, self._workload
+        ranks = prepare.layout.ranks
+        return Wish(
+            model=workload.model,
+            revision=workload.revision,
+            sources=ranks[prepare.rank].sources if prepare.rank < len(ranks) else (),
+            copies=Path(prepare.models_directory) if prepare.models_directory else None,
+            offline=prepare.offline,
+            code=workload.trust_remote_code,
+            who=f"rank {prepare.rank} of {prepare.instance}",
+        )
+
+    def _choose(self, path: Path, weights: Collection[str]) -> Collection[str]:
+        """The weight files that this rank loads from, known from config.json and the index."""
+        found = files.inspect(path, ())
+        self._plan = self._planned(found)
+        layers = self._plan.layers_of(self._context.prepare.rank) if self._plan.sharding == "pipeline" else None
+        self._needed = shard_files(files.read_index(path), weights, layers, found.layers)
+        return self._needed
+
+    def _planned(self, found: files.ModelFiles) -> ShardPlan:
+        """As placement laid the model out; as the workload wishes where it did not."""
+        layout, world_size = self._context.prepare.layout, self._context.prepare.world_size
+        wish = layout.sharding if layout.sharding in ("pipeline", "tensor") else self._workload.sharding
+        return plan(found, wish, world_size, supports(found), split=layout.split or None)
+
+    @property
+    def _planned_shard(self) -> ShardPlan:
+        assert self._plan is not None, "the rank is prepared"
+        return self._plan
+
     def fingerprint(self) -> str:
         """Digest of the model's files and of the sharding."""
-        split = "-".join(str(layers) for layers in self._plan.split)
-        return f"{self._fingerprint}:{self._plan.sharding}:{split}"
+        split = "-".join(str(layers) for layers in self._planned_shard.split)
+        return f"{self._fingerprint}:{self._planned_shard.sharding}:{split}"
 
     def run(self, group: object | None, form: Form) -> int:
         """Load the shard, warm up in step, and generate until told to stop."""
@@ -80,18 +131,23 @@ class ModelRank:
         begin = time.perf_counter()
         # The group is opaque to every layer but this one and `group`.
         loaded = load_shard(
-            self._path, self._plan, self._context.prepare.rank, cast(Any, group), on_layer=self._layer_loaded
+            self._path,
+            self._planned_shard,
+            self._context.prepare.rank,
+            cast(Any, group),
+            on_layer=self._layer_loaded,
+            trust_remote_code=self._workload.trust_remote_code,
         )
-        if files.fingerprint(self._path) != self._fingerprint:
+        if files.sample(self._path, self._needed) != self._sample:
             raise ModelError(
                 f"the files in {self._path} changed while they were loaded",
                 remedy="Leave a model's files alone while an instance comes up, and create it again.",
             )
-        layers = self._plan.layers_of(self._context.prepare.rank)
+        layers = self._planned_shard.layers_of(self._context.prepare.rank)
         self._context.channel.send(
             LoadedFrame(
                 layers=(layers.start, layers.stop),
-                sharding=self._plan.sharding,
+                sharding=self._planned_shard.sharding,
                 weights_bytes=loaded.bytes,
                 seconds=time.perf_counter() - begin,
             )
@@ -142,8 +198,20 @@ class ModelRank:
     def _layer_loaded(self, done: int, total: int) -> None:
         self._progress(Phase.LOADING, done, total, "layers")
 
-    def _downloaded(self, done: int, total: int) -> None:
-        self._progress(Phase.PREPARING, done, total, "bytes")
+    def _moved(self, moved: Moved) -> None:
+        frame = ProgressFrame(
+            phase=Phase.PREPARING,
+            done=moved.done,
+            total=moved.total,
+            unit="bytes",
+            rate=moved.rate,
+            note=moved.note,
+        )
+        self._context.channel.send(frame)
+
+    def _brought(self, brought: Brought) -> None:
+        frame = FetchedFrame(source=brought.source, files=brought.files, bytes=brought.bytes, seconds=brought.seconds)
+        self._context.channel.send(frame)
 
     def _progress(self, phase: Phase, done: int, total: int, unit: str) -> None:
         self._context.channel.send(ProgressFrame(phase=phase, done=done, total=total, unit=unit))

@@ -5,6 +5,11 @@ from __future__ import annotations
 import ctypes
 import importlib
 import sys
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import mlx.core as mx
 
 #: Imported by every runner, and by one that may be given a model.
 _LIGHT_MODULES = ("mlx.core", "muster.group.verify", "muster.group.formation", "muster.runner.group_rank")
@@ -16,6 +21,13 @@ _DEFAULT_THRESHOLD_BYTES = 128 * 1024
 #: MLX's ring zero-fills two buffers of 16 MiB on each rank when a group is formed (mlx/distributed/ring/ring.cpp).
 _RING_BUFFERS = 2
 _RING_BUFFER_BYTES = 17 * 2**20
+
+#: What is copied to see how fast memory is: bytes, and how often. The first also wakes the device up.
+_LARGEST_COPY_BYTES = 64 * 2**20
+_COPIES = ((8 * 2**20, 2), (_LARGEST_COPY_BYTES, 3))
+#: As many copies of the largest size as it would take, its making included, and how long they may take in all.
+_FURTHER_COPIES = 5
+_COPY_SECONDS = 0.06
 
 
 def warm_up(*, full: bool) -> None:
@@ -48,6 +60,37 @@ def _touch_ring_memory() -> None:
         ctypes.memset(block, 1, _RING_BUFFER_BYTES)
     for block in blocks:
         libc.free(block)
+
+
+def memory_gbps() -> float | None:
+    """GB/s, read and written, at which MLX's default device copies; `None` where that fails. Takes some 60 ms at most.
+
+    Of 64 MiB, which no cache holds, unless a copy of 8 MiB says that the device is too slow for that.
+    """
+    import mlx.core as mx
+
+    best = 0.0
+    begin = time.perf_counter()
+    try:
+        for size, repeats in _COPIES:
+            source = mx.zeros((size,), mx.uint8)
+            mx.eval(source)
+            fastest = min(_copy_seconds(source) for _ in range(repeats))
+            best = 2 * size / fastest / 1e9
+            spent = time.perf_counter() - begin
+            if spent + _FURTHER_COPIES * fastest * _LARGEST_COPY_BYTES / size > _COPY_SECONDS:
+                break
+    except RuntimeError:  # no memory left on the device: it is a figure for placement, and not worth a start
+        return None
+    return round(best, 2)
+
+
+def _copy_seconds(source: mx.array) -> float:
+    import mlx.core as mx
+
+    begin = time.perf_counter()
+    mx.eval(mx.negative(source))
+    return time.perf_counter() - begin
 
 
 def formed() -> None:

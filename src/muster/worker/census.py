@@ -41,6 +41,8 @@ def holdings(places: Iterable[Place], state: State, kept: State, boot: BootId) -
                 ready=isinstance(known.status, Running) and all(_is_up(one, script=script) for one in known.ranks),
                 ended=tuple(map(_adoptable, ended)),
                 key=known.key,
+                layout=known.layout,
+                needs=known.needs,
             )
         )
     return tuple(found)

@@ -35,6 +35,14 @@ def listening(place: Place, state: State, which: Sequence[int]) -> bool:
     )
 
 
+def listens_first(place: Place) -> Sequence[int]:
+    """The ranks that must listen before this one forms: a ring's last rank dials first, jaccl's all dial rank 0."""
+    if place.backend == "jaccl":
+        return (0,) if place.rank and place.spec.side_channel == "tcp" else ()
+    last = place.world_size - 1
+    return range(last) if place.rank == last else ()
+
+
 async def wait_listening(
     line: Line, place: Place, addresses: Sequence[tuple[str, int]], links: int, on_listening: Callable[[], None]
 ) -> None:
@@ -44,13 +52,15 @@ async def wait_listening(
     millisecond, be refused, and then sleep MLX's whole second: it is held until the last one listens. With more
     than one link the last rank listens only after dials that take a second each, so that holding is no use.
 
-    Returns early where the rank failed or is connected already: the next frame tells.
+    Returns early where the rank failed or is connected already: the next frame tells. And where it has no address to
+    listen on, as all ranks of jaccl but the first.
 
     Raises:
         LateError: it does not listen by the deadline, or is halted while others are late. Never because of the hold.
     """
     runner, last = line.runner, place.world_size - 1
-    if place.rank == last and links > 1:
+    ring = place.backend == "ring"
+    if not addresses or (ring and place.rank == last and links > 1):
         return
     watched, looked = watch(runner.pid, runner.started), False
     # As late as `expect`: the rank before this one may see who is to blame, as long as this one is there.
@@ -65,7 +75,7 @@ async def wait_listening(
             if condition.halted or not alarm:
                 raise LateError(condition, alarmed=alarm)
         await anyio.sleep(_LISTEN_POLL_SECONDS)
-    hold = place.rank == last - 1 and links == 1
+    hold = ring and place.rank == last - 1 and links == 1
     if hold:
         runner.signal(signal.SIGSTOP)
     try:

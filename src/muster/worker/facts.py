@@ -6,12 +6,15 @@ import ipaddress
 import platform
 import socket
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
 
 from muster.bus import Endpoint
 from muster.errors import RequestError, UnreachableError
+from muster.facts import Interface
+from muster.probe import linux_system
 from muster.spec import NodeAddress
 
 #: Part of the machine's memory that instances may have unless the operator says otherwise.
@@ -29,6 +32,46 @@ def machine_id() -> str:
         if path.is_file():
             return path.read_text().strip()
     return f"{platform.node()}-{uuid.getnode():x}"
+
+
+def network_id() -> str:
+    """The same for processes that share their network stack, another for every other one.
+
+    On Linux that is a namespace of a booted kernel; machines that were cloned may have equal machine ids.
+    """
+    try:
+        booted = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{machine_id()}/{booted}/{Path('/proc/self/ns/net').stat().st_ino}"
+    except OSError:
+        return machine_id()
+
+
+def blas(pid: int) -> str:
+    """What MLX multiplies with in this process, on the CPU; "" where that is not to be seen."""
+    try:
+        return linux_system.blas_of(Path(f"/proc/{pid}/maps").read_text(errors="replace"))
+    except OSError:
+        return ""
+
+
+def candidates(
+    addresses: tuple[NodeAddress, ...], interfaces: Iterable[Interface], *, given: bool
+) -> tuple[NodeAddress, ...]:
+    """The addresses that other nodes may try now. Pure; `addresses` are those that the node joined with.
+
+    Those that the operator gave, as far as they are there. Otherwise every one of an interface that is up, those that
+    the node joined with first: but for loopback, and for what serves only containers and virtual machines of this
+    one. A node that has nothing else, or joined over loopback, is reached by nobody outside: loopback is all.
+    """
+    up = {address: one for one in interfaces if one.up for address in one.addresses}
+    if given:
+        return tuple(address for address in addresses if address in up)
+    first = [address for address in addresses if address in up]
+    others = [one for one, interface in up.items() if interface.kind not in ("loopback", "virtual")]
+    if not others or (first and all(up[address].kind == "loopback" for address in first)):
+        return tuple(first or [one for one, interface in up.items() if interface.kind == "loopback"])
+    rest = sorted((one for one in others if one not in first), key=lambda one: ipaddress.IPv4Address(one.host))
+    return (*first, *rest)
 
 
 def addresses(wanted: tuple[str, ...], coordinator: Endpoint) -> tuple[NodeAddress, ...]:

@@ -11,6 +11,7 @@ import psutil
 from loguru import logger
 
 from muster.errors import BackendError
+from muster.worker import facts
 from muster.worker.process import RunnerProcess
 from muster.worker.reaper import Reaper
 from muster.worker.records import Records
@@ -38,6 +39,7 @@ class RunnerPool:
 
     def __init__(self, settings: PoolSettings, reaper: Reaper, records: Records) -> None:
         self.unburied = Unburied(records.unended)
+        self.blas = ""  #: what MLX multiplies with on this node's CPU, as the runner of `probe` has it in memory
         self._settings = settings
         self._reaper = reaper
         self._records = records
@@ -78,10 +80,11 @@ class RunnerPool:
             BackendError: MLX cannot be imported, or the process does not come up.
         """
         assert self._group is not None
-        runner = RunnerProcess(self._reaper, self._records, full=False)
+        runner = RunnerProcess(self._reaper, self._records, full=False, measure=True)
         await self._group.start(runner.run)
         with anyio.move_on_after(self._settings.start_seconds):
             await runner.wait_warm()
+        self.blas = facts.blas(runner.pid)
         await self.end(runner, ask=False, patience_seconds=1.0)
         if runner.warm is None:
             tail = "; ".join(list(runner.tail)[-3:]) or f"exit code {runner.exit_code}"

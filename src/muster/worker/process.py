@@ -57,8 +57,9 @@ class RunnerProcess:
     but for `left`, which SIGKILL did not end.
     """
 
-    def __init__(self, reaper: Reaper, records: Records, *, full: bool) -> None:
+    def __init__(self, reaper: Reaper, records: Records, *, full: bool, measure: bool = False) -> None:
         self.full = full
+        self.measure = measure  #: light, and says how fast memory is
         self.pid = 0
         self.started = 0.0  #: seconds since 1970; with the pid it names the process for good
         self.exit_code: int | None = None
@@ -148,7 +149,7 @@ class RunnerProcess:
             self._counter = StepCounter(counter)
             command = [sys.executable, "-m", "muster.runner", str(theirs.fileno()), str(os.getpid())]
             process = await anyio.open_process(
-                [*command, "full" if self.full else "light", str(counter)],
+                [*command, "full" if self.full else "probe" if self.measure else "light", str(counter)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import TypeVar
 
 import anyio
@@ -14,13 +13,14 @@ from loguru import logger
 
 from muster.bus import Outbox
 from muster.errors import MusterError
-from muster.group.payload import PreparedRank, build_ring
 from muster.group.ports import Reservation
 from muster.group.scope import owner_alive, sweep
 from muster.protocol import Progress
 from muster.rank_protocol import (
     ConnectedFrame,
+    FetchedFrame,
     Form,
+    GatherFrame,
     LoadedFrame,
     Prepare,
     PreparedFrame,
@@ -28,16 +28,17 @@ from muster.rank_protocol import (
     ReadyFrame,
     Redial,
 )
-from muster.spec import Address, Failure, ModelWorkload, NodeInfo, Phase, ScriptWorkload
+from muster.spec import Address, Failure, ModelWorkload, Phase, ScriptWorkload
 from muster.state import Assigned, Connected, Listening, Prepared, State
-from muster.worker import diagnosis, unburied
+from muster.worker import diagnosis, group_plan, jaccl, unburied
 from muster.worker.condition import Condition, watch
-from muster.worker.dialling import all_prepared, listening, wait_listening
+from muster.worker.dialling import all_prepared, listening, listens_first, wait_listening
 from muster.worker.drain import drain
 from muster.worker.line import Line, RankError, RunnerEndedError
 from muster.worker.pool import RunnerPool
 from muster.worker.process import RunnerProcess
 from muster.worker.reporter import Reporter
+from muster.worker.site import Site
 from muster.worker.waiting import LateError, expect
 from muster.worker.watch import Place, StateWatch
 from muster.worker.watchdog import StuckError, watch_steps
@@ -49,15 +50,6 @@ _LAST_OUTPUT_SECONDS = 5.0
 
 
 F = TypeVar("F")
-
-
-class Site(msgspec.Struct, frozen=True, kw_only=True):
-    """What all ranks of a worker share: who it is, where its files go, how it reserves ports."""
-
-    info: NodeInfo
-    directory: Path  #: of the coordination files
-    generation: str  #: endpoint of the coordinator's gateway
-    reserve: Callable[[str], Reservation]
 
 
 class RankTask:
@@ -76,6 +68,7 @@ class RankTask:
         self._reservations: list[Reservation] = []
         self._addresses: tuple[Address, ...] = ()
         self._runner: RunnerProcess | None = None
+        self._relay = jaccl.Relay(place, outbox.client)
         self._links = 1
         self._generation = site.generation
         self._dialled = site.generation  #: what the runner was told
@@ -95,6 +88,12 @@ class RankTask:
     def adopted(self, sequence: int) -> None:
         """Another log has taken the rank over with this event: what it reports from now on follows from that."""
         self._reporter.cause = sequence
+
+    @property
+    def memory_bytes(self) -> int:
+        """Resident memory of the rank's runner, 0 where it has none."""
+        runner = self._runner
+        return 0 if runner is None or runner.ended else runner.resident_bytes()
 
     def stop(self) -> None:
         """The worker itself is being stopped: the rank fails with that as the cause."""
@@ -153,11 +152,10 @@ class RankTask:
     # --- preparing ----------------------------------------------------------------------------------------
 
     async def _take_runner(self) -> Line:
-        if self.place.world_size > 1:
-            for address in self._site.info.addresses:
-                reservation = self._site.reserve(address.host)
-                self._reservations.append(reservation)
-                self._addresses += (Address(address.host, reservation.port, address.network),)
+        for address in group_plan.endpoints(self.place, self._site.info):
+            reservation = self._site.reserve(address.host)
+            self._reservations.append(reservation)
+            self._addresses += (Address(address.host, reservation.port, address.network),)
         seconds = self.place.spec.deadlines.prepare_seconds
         runner = self._runner = await self._pool.take(full=isinstance(self.place.spec.workload, ModelWorkload))
         runner.roams = isinstance(self.place.spec.workload, ScriptWorkload)
@@ -181,10 +179,15 @@ class RankTask:
                 rank=self.place.rank,
                 world_size=self.place.world_size,
                 workload=self.place.spec.workload,
-                host=self._site.info.addresses[0].host,
+                host=group_plan.steps_host(self.place, self._site.info),
                 directory=str(self._site.directory),
                 generation=self._dialled,
                 shared_seconds=self.place.spec.deadlines.form_seconds,
+                side_channel=self.place.spec.side_channel,
+                layout=self.place.layout,
+                environment=self.place.spec.environment,
+                models_directory=str(self._site.copies or ""),
+                offline=self._site.offline,
             )
         )
         frame = await self._expect(line, PreparedFrame, self.place.spec.deadlines.prepare_seconds)
@@ -201,10 +204,10 @@ class RankTask:
             # The others' workers watch over the others: no deadline of this rank's own until it can act.
             self._reporter.cause = await line.until(lambda state: all_prepared(self.place, state))
             self._phase = Phase.FORMING
-            last = self.place.world_size - 1
-            if self.place.rank == last:
-                self._reporter.cause = await line.until(lambda state: listening(self.place, state, range(last)))
+            if first := listens_first(self.place):
+                self._reporter.cause = await line.until(lambda state: listening(self.place, state, first))
             begin = time.monotonic()
+            self._relay.due = anyio.current_time() + seconds
             await self._send_form(line.runner)
             addresses = [(address.host, address.port) for address in self._addresses]
             try:
@@ -222,17 +225,23 @@ class RankTask:
         ranks = self.place.ranks(self._watch.state)
         if not ranks:
             await anyio.sleep_forever()  # unwanted by now: `_leave_when_unwanted` cancels this
-        prepared = [PreparedRank(rank.rank, rank.addresses) for rank in ranks]
-        payload = build_ring(self.place.id, self.place.attempt, self.place.rank, prepared)
-        self._links = len(payload.hosts[0])
+        payload = group_plan.payload(self.place, ranks)
+        self._links = group_plan.links(payload)
         body = msgspec.msgpack.encode(payload)
         await runner.send(Form(payload=body, steps=ranks[0].steps))
+
+    def _gather(self, frame: GatherFrame) -> None:
+        """The runner waits for the answer, and the reader of its frames must not: the process may end meanwhile."""
+        if self._runner is not None:
+            self._output.start_soon(self._relay.carry, frame, self._runner)
 
     def _not_formed(self, runner: RunnerProcess, condition: Condition) -> Failure:
         seconds = self.place.spec.deadlines.form_seconds
         ranks = self.place.ranks(self._watch.state)
         if not ranks:  # the attempt is over, and this rank about to be cancelled
             return _failure("formation-timeout", f"the group was not formed within {seconds:g} s", "")
+        if self.place.backend == "jaccl":
+            return jaccl.not_formed(self.place, ranks, seconds, condition, came=self._relay.came)
         return diagnosis.not_formed(ranks[self.place.rank], ranks, runner.pid, seconds, condition)
 
     # --- loading, warming, running ------------------------------------------------------------------------
@@ -278,9 +287,23 @@ class RankTask:
         self, line: Line, kind: type[F], seconds: float, starts: Callable[[State], bool] = lambda state: True
     ) -> F:
         try:
-            return await expect(line, self.place, kind, seconds, starts=starts, on_progress=self._note)
+            return await expect(
+                line,
+                self.place,
+                kind,
+                seconds,
+                starts=starts,
+                on_progress=self._note,
+                on_gather=self._gather,
+                on_fetched=self._fetched,
+            )
         except LateError as error:
             raise RankError(self._late(line.runner, seconds, error)) from error
+
+    def _fetched(self, frame: FetchedFrame) -> None:
+        self._reporter.fetched(frame)
+        if self._site.on_fetched is not None:
+            self._site.on_fetched()
 
     def _note(self, frame: ProgressFrame) -> None:
         self.progress = Progress(
@@ -291,6 +314,8 @@ class RankTask:
             done=frame.done,
             total=frame.total,
             unit=frame.unit,
+            rate=frame.rate,
+            note=frame.note,
         )
 
     def _late(self, runner: RunnerProcess, seconds: float, error: LateError) -> Failure:
@@ -322,7 +347,8 @@ class RankTask:
             with anyio.move_on_after(_WORD_SECONDS):  # rank 0 has heard first that the instance is to end
                 await anyio.sleep_forever()  # `_leave_when_unwanted` cancels this
         if not (script and self._phase is Phase.RUNNING and code == 0):
-            raise RankError(diagnosis.ended(code, self._runner.tail, script=script, phase=self._phase))
+            ended = diagnosis.ended(code, self._runner.tail, script=script, phase=self._phase)
+            raise RankError(jaccl.crashed(ended) if self.place.backend == "jaccl" else ended)
 
     async def _output_sent(self) -> None:
         """Wait a moment for what the runner printed last."""

@@ -13,13 +13,14 @@ from muster.events import (
     Event,
     RankConnected,
     RankFailed,
+    RankFetched,
     RankGone,
     RankListening,
     RankLoaded,
     RankPrepared,
     RankReady,
 )
-from muster.rank_protocol import LoadedFrame
+from muster.rank_protocol import FetchedFrame, LoadedFrame
 from muster.spec import Address, BootId, Failure, InstanceId, NodeId, NodeInfo
 from muster.worker.process import RunnerProcess
 from muster.worker.watch import Place
@@ -64,6 +65,12 @@ class Reporter:
                 addresses=addresses,
                 steps=steps,
             )
+        )
+
+    def fetched(self, frame: FetchedFrame) -> None:
+        """Files of the model came to the node."""
+        self._send(
+            RankFetched(**self._name, source=frame.source, files=frame.files, bytes=frame.bytes, seconds=frame.seconds)
         )
 
     def listening(self) -> None:

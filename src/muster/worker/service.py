@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
-import socket
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -19,12 +19,10 @@ from muster.bus import (
     Applied,
     ControlClient,
     Disconnected,
-    Endpoint,
     Follower,
     Outbox,
     Synchronised,
 )
-from muster.errors import UnreachableError
 from muster.events import (
     AttemptStarted,
     Event,
@@ -34,28 +32,36 @@ from muster.events import (
     NodeLost,
     NodeResumed,
     NodeSetAside,
+    RankFetched,
     Unknown,
 )
+from muster.fetch.held import held_models
 from muster.filelock import FileLock
 from muster.group.ports import Reservation, reserve
 from muster.group.scope import owner_alive, private_directory, sweep
-from muster.protocol import Beat, Held
-from muster.spec import Assignment, BootId, NodeAddress, NodeId, NodeInfo
+from muster.peer_protocol import InspectModel
+from muster.probe.collect import Subject
+from muster.protocol import Beat, Held, RankUse
+from muster.spec import Assignment, BootId, NodeInfo
 from muster.state import Aside, Assigned, State, wants_ranks
-from muster.worker import facts
 from muster.worker.census import RankKey, endings, holdings
-from muster.worker.pool import PoolSettings, RunnerPool
-from muster.worker.ports import PortRange
-from muster.worker.rank_task import RankTask, Site
+from muster.worker.giving import Giving
+from muster.worker.inspecting import Inspector
+from muster.worker.introducing import introduce
+from muster.worker.measuring import Measurer
+from muster.worker.peer import PeerServer
+from muster.worker.pool import RunnerPool
+from muster.worker.rank_task import RankTask
 from muster.worker.reaper import Reaper
 from muster.worker.records import Records
+from muster.worker.settings import WorkerSettings
+from muster.worker.site import Site
+from muster.worker.telling import Teller
 from muster.worker.unburied import REMEDY
 from muster.worker.watch import Place, StateWatch
 
 #: How long the last reports may take when the worker is stopped.
 _GOODBYE_SECONDS = 3.0
-#: Between two looks for a route to the coordinator.
-_ROUTE_RETRY_SECONDS = 1.0
 #: Between heartbeats until the coordinator has said how often it wants them.
 _DEFAULT_HEARTBEAT_SECONDS = 1.0
 #: How long the news that this node is set aside may take to come back from the coordinator.
@@ -66,22 +72,6 @@ _VITALS_SECONDS = 5.0
 _BEGUN_KEPT = 10_000
 
 T = TypeVar("T")
-
-
-class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a worker runs. `directory` is its own: files of its runners, its lock, its last boot.
-
-    `coordinators` are the addresses of the coordinator and its standbys, in any order.
-    """
-
-    node: NodeId
-    coordinators: tuple[Endpoint, ...]
-    directory: Path
-    addresses: tuple[str, ...] = ()
-    ports: PortRange | None = None
-    memory_bytes: int | None = None
-    max_ranks: int = 32
-    pool: PoolSettings = PoolSettings()
 
 
 class Worker:
@@ -95,6 +85,12 @@ class Worker:
         self._begun: dict[RankKey, None] = {}  #: the ranks that have or had a task, the oldest first
         self._stopped = anyio.Event()
         self._said_lost = False
+        self._teller: Teller | None = None
+        self._measurer: Measurer | None = None
+        self._peers = PeerServer(settings.node, self._boot)
+        self._held = functools.partial(held_models, settings.models, settings.copies_directory)
+        self._peers.handle(InspectModel, Inspector(self._held, offline=settings.offline).answer)
+        Giving(self._held).register(self._peers)
 
     def stop(self) -> None:
         """End the worker: its ranks fail with that as the cause, and nothing of them is left."""
@@ -116,6 +112,7 @@ class Worker:
             try:
                 await self._run(reaper, task_status)
             finally:
+                self._peers.close()
                 reaper.close()
         finally:
             lock.release()
@@ -130,14 +127,15 @@ class Worker:
         pool = RunnerPool(self._settings.pool, reaper, records)
         async with anyio.create_task_group() as group:
             await group.start(pool.run)
-            info = await self._unless_stopped(lambda: self._introduce(pool))
-            if info is not None:
-                await self._work(info, pool, reaper, groups, task_status)
+            found = await self._unless_stopped(lambda: introduce(self._settings, self._boot, pool, self._peers))
+            if found is not None:
+                await self._work(*found, pool, reaper, groups, task_status)
             group.cancel_scope.cancel()
 
     async def _work(
         self,
         info: NodeInfo,
+        subject: Subject,
         pool: RunnerPool,
         reaper: Reaper,
         groups: Path,
@@ -147,10 +145,15 @@ class Worker:
         async with ControlClient(self._settings.coordinators) as client:
             outbox = Outbox(client, info.node, info.boot)
             follower = Follower(client, info=info, holds=self._holdings)
+            teller = self._teller = Teller(info, subject, client, outbox, follower, self._held)
             async with outbox, follower, anyio.create_task_group() as group:
                 welcomed = anyio.Event()
                 group.start_soon(self._beat, client, pool, reaper, follower, welcomed)
                 group.start_soon(self._tell_unburied, pool, outbox, info, welcomed)
+                group.start_soon(teller.run)
+                measurer = self._measurer = Measurer(info, self._peers, client.send)
+                group.start_soon(measurer.run)
+                group.start_soon(self._peers.run)
                 async with anyio.create_task_group() as ranks:
                     ranks.start_soon(self._follow, follower, outbox, pool, ranks, groups, welcomed)
                     await self._unless_stopped(welcomed.wait)
@@ -194,41 +197,6 @@ class Worker:
             group.cancel_scope.cancel()
         return answer
 
-    async def _introduce(self, pool: RunnerPool) -> NodeInfo:
-        """Find out what this node is, and remember this boot on disk for the next one to replace."""
-        probe = await pool.probe()
-        assert probe.warm is not None
-        memo = self._settings.directory / "boot"
-        replaces = memo.read_text().strip() if memo.exists() else ""
-        info = NodeInfo(
-            node=self._settings.node,
-            boot=self._boot,
-            hostname=socket.gethostname(),
-            machine=facts.machine_id(),
-            pid=psutil.Process().pid,
-            addresses=await self._find_addresses(),
-            backends=probe.warm.backends,
-            memory_bytes=self._settings.memory_bytes or facts.default_memory_bytes(),
-            max_ranks=self._settings.max_ranks,
-            versions=probe.warm.versions,
-            replaces=BootId(replaces) if replaces else None,
-        )
-        memo.write_text(self._boot)
-        return info
-
-    async def _find_addresses(self) -> tuple[NodeAddress, ...]:
-        """The addresses of this node, once its network is up: a worker may start before it."""
-        said = False
-        while True:
-            for coordinator in self._settings.coordinators:
-                try:
-                    return facts.addresses(self._settings.addresses, coordinator)
-                except UnreachableError as error:
-                    if not said:
-                        logger.warning("{}; trying again until there is one", error.message)
-                    said = True
-            await anyio.sleep(_ROUTE_RETRY_SECONDS)
-
     # --- following ----------------------------------------------------------------------------------------
 
     async def _follow(
@@ -246,7 +214,7 @@ class Worker:
                 case Synchronised(state=state, welcome=welcome, endpoint=endpoint):
                     info = state.nodes[self._settings.node].info
                     generation = endpoint.at(welcome.generation_port).url
-                    site = Site(info=info, directory=groups, generation=generation, reserve=self._reserve)
+                    site = self._site(info, groups, generation)
                     if not welcomed.is_set() or self._said_lost:
                         logger.info("node {} joined {} (term {})", info.node, endpoint, welcome.term)
                     self._said_lost = False
@@ -254,13 +222,21 @@ class Worker:
                     for task in self._tasks.values():
                         ranks.start_soon(task.redial, generation)
                     outbox.synchronise(state)
+                    if self._teller is not None:
+                        self._teller.tell()
+                    if self._measurer is not None:
+                        self._measurer.see(state)
+                        self._measurer.tell()
                     self._report_missing(state, outbox)
                     self._start_ranks(state, site, pool, outbox, ranks)
                     welcomed.set()
                 case Applied(event=event, state=state):
                     self._attend(event, state, follower)
                     self._watch.update(state)
+                    if self._measurer is not None:
+                        self._measurer.see(state)
                     if isinstance(event, InstanceCreated | AttemptStarted) and site is not None:
+                        site = msgspec.structs.replace(site, info=state.nodes[self._settings.node].info)
                         self._start_ranks(state, site, pool, outbox, ranks)
                     elif isinstance(event, InstanceAdopted):
                         self._report_missing(state, outbox)
@@ -280,6 +256,8 @@ class Worker:
             follower.say_hello()
         elif isinstance(event, InstanceCleared) and self._watch.clear(event.instance, event.attempt):
             logger.warning("{} attempt {} is torn down: {}", event.instance, event.attempt, event.reason)
+        elif isinstance(event, RankFetched) and event.boot == self._boot and self._teller is not None:
+            self._teller.scan_soon()
         elif isinstance(event, InstanceAdopted):
             for (instance, attempt, _), task in self._tasks.items():
                 if (instance, attempt) == (event.instance, event.attempt):
@@ -322,6 +300,17 @@ class Worker:
         finally:
             del self._tasks[key]
 
+    def _site(self, info: NodeInfo, groups: Path, generation: str) -> Site:
+        return Site(
+            info=info,
+            directory=groups,
+            generation=generation,
+            reserve=self._reserve,
+            copies=self._settings.copies_directory,
+            offline=self._settings.offline,
+            on_fetched=self._teller.scan_soon if self._teller is not None else None,
+        )
+
     def _reserve(self, host: str) -> Reservation:
         return reserve(host) if self._settings.ports is None else self._settings.ports.reserve(host)
 
@@ -347,11 +336,17 @@ class Worker:
                 beat, progress=progress, time_ns=time.time_ns(), pulse_ns=pulse_ns, pulse_age_ns=age_ns
             )
             client.send(beat)
+            if follower.pulse is not None and self._measurer is not None:
+                self._measurer.hear(follower.pulse.measure_round)
             reaper.check()
             welcome = follower.welcome
             await anyio.sleep(welcome.heartbeat_seconds if welcome is not None else _DEFAULT_HEARTBEAT_SECONDS)
 
     def _vitals(self, pool: RunnerPool) -> Beat:
+        uses = tuple(
+            RankUse(instance=instance, attempt=attempt, rank=rank, memory_bytes=task.memory_bytes)
+            for (instance, attempt, rank), task in self._tasks.items()
+        )
         return Beat(
             node=self._settings.node,
             boot=self._boot,
@@ -359,6 +354,8 @@ class Worker:
             memory_used_bytes=psutil.Process().memory_info().rss,
             warm_runners=pool.warm_count,
             warm_memory_bytes=pool.warm_bytes(),
+            ranks_memory_bytes=sum(use.memory_bytes for use in uses),
+            ranks=uses,
         )
 
     async def _leave(self, outbox: Outbox, info: NodeInfo) -> None:

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 import anyio
 
-from muster.rank_protocol import FromRank, ProgressFrame
+from muster.rank_protocol import FetchedFrame, FromRank, GatherFrame, ProgressFrame
 from muster.spec import Failure
 from muster.state import State
 from muster.worker import diagnosis
@@ -50,6 +50,8 @@ async def expect(
     *,
     starts: Callable[[State], bool] = lambda state: True,
     on_progress: Callable[[ProgressFrame], None],
+    on_gather: Callable[[GatherFrame], None] | None = None,
+    on_fetched: Callable[[FetchedFrame], None] | None = None,
 ) -> F:
     """The next frame of this kind, at most `seconds` after the last progress, or after `starts` came to hold.
 
@@ -81,6 +83,12 @@ async def expect(
             continue
         if isinstance(frame, kind):
             return frame
+        if isinstance(frame, GatherFrame) and on_gather is not None:
+            on_gather(frame)
+            continue
+        if isinstance(frame, FetchedFrame) and on_fetched is not None:
+            on_fetched(frame)
+            continue
         if not isinstance(frame, ProgressFrame):
             raise RankError(_unexpected(frame, kind))
         on_progress(frame)

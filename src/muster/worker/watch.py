@@ -58,6 +58,7 @@ class Place:
         self.rank = assignment.rank
         self.spec = instance.spec
         self.backend = instance.backend
+        self.layout = instance.layout
         self.world_size = len(instance.ranks)
         self.caused_by = instance.caused_by
 

@@ -10,7 +10,7 @@ from muster.coordinator.nodes import Admission, Registrar
 from muster.events import NodeLost
 from muster.lifecycle import SECOND, Settings
 from muster.protocol import Hello
-from muster.spec import BootId, Failure, NodeId, NodeInfo
+from muster.spec import BootId, Failure, NodeAddress, NodeId, NodeInfo
 from muster.state import State
 
 NOW = 1_000 * SECOND
@@ -111,6 +111,8 @@ def test_while_the_holder_is_silent_the_newcomer_keeps_trying(
         ({"node": NodeId("a\n")}, "the node id"),
         ({"boot": BootId("")}, "boot is empty"),
         ({"addresses": ()}, "node b has no address"),
+        ({"candidates": (NodeAddress(host="fe80::1", network="fe80::/64"),)}, "not IPv4, or too many"),
+        ({"candidates": (NodeAddress(host="10.0.0.1", network="10.0.0.0/24"),) * 513}, "not IPv4, or too many"),
         ({"max_ranks": 0}, "max_ranks 0"),
         ({"memory_bytes": -1}, "memory_bytes -1"),
     ],

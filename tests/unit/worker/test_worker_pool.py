@@ -33,9 +33,10 @@ class FakeRunner:
     made: list[FakeRunner]
     broken: bool
 
-    def __init__(self, reaper: object, records: object, *, full: bool) -> None:
+    def __init__(self, reaper: object, records: object, *, full: bool, measure: bool = False) -> None:
         del reaper, records
         self.full = full
+        self.measure = measure
         self.made.append(self)
         self.pid = len(self.made)
         self.warm: WarmFrame | None = None
@@ -193,10 +194,10 @@ async def test_a_runner_that_fails_to_start_is_replaced_with_growing_pauses(
     assert [runner.exit_code for runner in made] == [1, 1, 1, 1, 0]
 
 
-async def test_a_probe_is_light_and_ends(tmp_path: Path, made: list[FakeRunner]) -> None:
+async def test_a_probe_is_light_and_measures_and_ends(tmp_path: Path, made: list[FakeRunner]) -> None:
     async with running(PoolSettings(size=0), tmp_path) as pool:
         probe = await pool.probe()
-        assert (probe.full, probe.ended, probe.warm) == (False, True, WARM)
+        assert (probe.full, probe.measure, probe.ended, probe.warm) == (False, True, True, WARM)
         FakeRunner.broken = True
         with pytest.raises(BackendError, match="does not come up on this node: no module named mlx"):
             await pool.probe()

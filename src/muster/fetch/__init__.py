@@ -1,0 +1,1 @@
+"""Brings the files of a model to a node: from its disk, from another node, from the hub."""

@@ -1,0 +1,192 @@
+"""Copies files of a model from another node's worker, by `muster.peer_protocol` over a plain socket."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import socket
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from muster.errors import FetchError, ModelError
+from muster.fetch.progress import Meter
+from muster.fetch.sinks import Sink
+from muster.layout import ModelSource
+from muster.peer_protocol import (
+    MAXIMUM_BYTES,
+    AnyPeerReply,
+    AnyPeerRequest,
+    FetchFile,
+    FileFollows,
+    Files,
+    ListFiles,
+    PeerFile,
+    PeerRefused,
+)
+
+#: How long a node may take to be connected to, and how long it may send nothing.
+CONNECT_SECONDS: Final = 5.0
+SILENCE_SECONDS: Final = 20.0
+#: A node that has to read a file for its hash is given as long as a slow disk takes.
+_DIGEST_BYTES_PER_SECOND: Final = 50e6
+#: How long bytes of a slow node may wait for more before they are written.
+_BLOCK_SECONDS: Final = 0.25
+#: Tries without a single byte more, after which a source is given up.
+_TRIES: Final = 3
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder: msgspec.msgpack.Decoder[AnyPeerReply] = msgspec.msgpack.Decoder(AnyPeerReply)
+
+
+def listing(source: ModelSource) -> Files:
+    """The files that the node offers of the model.
+
+    Raises:
+        FetchError: it cannot be reached, or does not offer the model any more.
+    """
+    return _files(source, ListFiles(path=source.path), SILENCE_SECONDS)
+
+
+def copy(source: ModelSource, file: PeerFile, directory: Path, meter: Meter) -> None:
+    """Copy one file into `directory`, going on with the part that is there.
+
+    Raises:
+        FetchError: the node is gone, silent, or cut the connection, and no try brought a byte more.
+        ModelError: the file came twice and differs from the node's own.
+        DiskFullError: there is no room any more.
+    """
+    sink = Sink(directory / file.name, hashlib.sha256, meter)
+    wrong = ""
+    try:
+        if sink.offset > file.bytes:
+            sink.restart()
+        for _ in range(2):
+            _stream(source, file, sink)
+            found, wanted = sink.digest(), file.sha256 or _digest(source, file)
+            if found == wanted:
+                sink.keep()
+                return
+            sink.restart()
+            wrong = f"its SHA-256 is {found[:12]}… and not {wanted[:12]}…"
+        sink.discard()
+        raise ModelError(
+            f"{file.name} came from node {source.node} twice and is corrupted: {wrong}",
+            remedy=f"check disk and memory of node {source.node} and of this one, and download the model there again",
+        )
+    finally:
+        sink.close()
+
+
+def _stream(source: ModelSource, file: PeerFile, sink: Sink) -> None:
+    vain = 0
+    while sink.offset < file.bytes:
+        before = sink.offset
+        try:
+            _receive(source, file, sink)
+        except FetchError:
+            vain = vain + 1 if sink.offset == before else 0
+            if vain >= _TRIES:
+                raise
+
+
+def _receive(source: ModelSource, file: PeerFile, sink: Sink) -> None:
+    with _connection(source) as connection:
+        _send(connection, FetchFile(path=source.path, name=file.name, offset=sink.offset))
+        reply = _reply(connection, source)
+        if not isinstance(reply, FileFollows) or reply.size != file.bytes or reply.bytes != file.bytes - sink.offset:
+            raise FetchError(
+                f"{file.name} changed on node {source.node} while it was copied",
+                remedy="leave a model's files alone while an instance comes up, and create it again",
+            )
+        left = reply.bytes
+        while left:
+            count = _fill(connection, sink.buffer()[:left])
+            if not count:
+                raise _broken(source, f"it cut the connection at byte {sink.offset} of {file.bytes} of {file.name}")
+            sink.write(count)
+            left -= count
+
+
+def _fill(connection: socket.socket, buffer: memoryview) -> int:
+    """Receive until the buffer is full, or for a moment: each block costs a change of threads. 0 at the end."""
+    count, begin = 0, time.monotonic()
+    while count < len(buffer) and time.monotonic() - begin < _BLOCK_SECONDS:
+        try:
+            received = connection.recv_into(buffer[count:])
+        except OSError:
+            if not count:
+                raise
+            break  # what came is kept; the next call raises again
+        if not received:
+            break
+        count += received
+    return count
+
+
+def _digest(source: ModelSource, file: PeerFile) -> str:
+    seconds = SILENCE_SECONDS + file.bytes / _DIGEST_BYTES_PER_SECOND
+    for found in _files(source, ListFiles(path=source.path, digests=(file.name,)), seconds).files:
+        if found.name == file.name and found.sha256:
+            return found.sha256
+    raise _broken(source, f"it does not say what {file.name} must be")
+
+
+def _files(source: ModelSource, request: ListFiles, seconds: float) -> Files:
+    with _connection(source) as connection:
+        connection.settimeout(seconds)
+        _send(connection, request)
+        reply = _reply(connection, source)
+    if not isinstance(reply, Files):
+        raise _broken(source, f"it answers {type(reply).__name__}")
+    return reply
+
+
+@contextlib.contextmanager
+def _connection(source: ModelSource) -> Generator[socket.socket]:
+    try:
+        with socket.create_connection((source.host, source.port), timeout=CONNECT_SECONDS) as connection:
+            connection.settimeout(SILENCE_SECONDS)
+            yield connection
+    except TimeoutError as error:
+        raise _broken(source, f"it sends nothing for {SILENCE_SECONDS:g} s") from error
+    except OSError as error:
+        raise _broken(source, error.strerror or str(error)) from error
+
+
+def _send(connection: socket.socket, request: AnyPeerRequest) -> None:
+    body = _encode(request)
+    connection.sendall(len(body).to_bytes(4, "big") + body)
+
+
+def _reply(connection: socket.socket, source: ModelSource) -> AnyPeerReply:
+    length = int.from_bytes(_exactly(connection, 4, source), "big")
+    if length > MAXIMUM_BYTES:
+        raise _broken(source, f"it announces a message of {length} bytes")
+    try:
+        reply = _decoder.decode(_exactly(connection, length, source))
+    except msgspec.DecodeError as error:
+        raise _broken(source, f"its answer cannot be decoded: {error}") from error
+    if isinstance(reply, PeerRefused):
+        raise FetchError(f"node {source.node} gives no files: {reply.failure.message}", remedy=reply.failure.remedy)
+    return reply
+
+
+def _exactly(connection: socket.socket, count: int, source: ModelSource) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        piece = connection.recv(count - len(data))
+        if not piece:
+            raise _broken(source, "it closed the connection")
+        data += piece
+    return bytes(data)
+
+
+def _broken(source: ModelSource, why: str) -> FetchError:
+    return FetchError(
+        f"the model cannot be copied from node {source.node} at {source.host}:{source.port}: {why}",
+        remedy="see whether its worker runs and is reached: muster links; what came is kept and gone on with",
+    )

@@ -1,0 +1,193 @@
+"""Tells the coordinator what this node knows of its machine: when it joins, and when something changes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import anyio
+import anyio.to_thread
+import msgspec
+import psutil
+from loguru import logger
+
+from muster.bus import ControlClient, Follower, Outbox
+from muster.errors import RequestError
+from muster.events import NodeChanged
+from muster.facts import HeldModel, NodeFacts
+from muster.probe.collect import Subject, collect, refresh
+from muster.probe.interfaces import glance, interfaces
+from muster.probe.tools import Tools
+from muster.protocol import TellFacts
+from muster.spec import NodeAddress, NodeInfo
+from muster.worker.facts import candidates
+
+#: Between two looks at the interfaces, of some 0.1 ms each.
+POLL_SECONDS: Final = 2.0
+#: Between two events about addresses: one that comes and goes must not fill the log.
+_CHANGE_SECONDS: Final = 5.0
+#: Between two looks at memory and disks, and how far they have to move to be told: both so many bytes and such a part.
+_REFRESH_SECONDS: Final = 5.0
+_MOVED_BYTES: Final = 256 * 2**20
+_MOVED_PART: Final = 0.05
+#: Between two runs of the system's slow tools while no interface changes: a cable in a bridge changes none.
+_COLLECT_SECONDS: Final = 300.0
+#: Between two scans for models, of some milliseconds each.
+_SCAN_SECONDS: Final = 60.0
+#: Facts that tests put in the place of those found out: a JSON object of fields of `NodeFacts`, "{node}" in the path.
+TESTING_FACTS: Final = "MUSTER_TESTING_FACTS"
+
+
+class Teller:
+    """Keeps the node's facts. One task runs `run`; `tell` sends them again, as after each new welcome.
+
+    `info` is what the node joined with; when its addresses change, the follower's next hello says so too. `held` says
+    which models are on the node, and is called in a thread.
+    """
+
+    def __init__(
+        self,
+        info: NodeInfo,
+        subject: Subject,
+        client: ControlClient,
+        outbox: Outbox,
+        follower: Follower,
+        held: Callable[[], tuple[HeldModel, ...]] = tuple,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.info = info
+        self.facts: NodeFacts | None = None  #: `None` until the first time that they were found out
+        self._subject = subject
+        self._client = client
+        self._outbox = outbox
+        self._follower = follower
+        self._held = held
+        self._clock = clock
+        self._tools = Tools()
+        self._seen: object = None
+        self._changed = anyio.Event()
+        self._faulty = False
+        self._changed_at = self._refreshed_at = self._collected_at = self._scanned_at = float("-inf")
+
+    async def wait_change(self) -> None:
+        """Wait until the facts are others than now."""
+        await self._changed.wait()
+
+    def tell(self) -> None:
+        """Send the facts, if there are any yet. They are lost where there is no connection; the next welcome is not."""
+        if self.facts is None:
+            return
+        try:
+            self._client.send(TellFacts(facts=self.facts))
+        except RequestError as error:
+            logger.warning("too much to tell, so the models are left out: {}", error.message)
+            self._client.send(TellFacts(facts=msgspec.structs.replace(self.facts, models=())))
+
+    def scan_soon(self) -> None:
+        """Models came or went: scan at the next look."""
+        self._scanned_at = float("-inf")
+
+    async def run(self) -> None:
+        """Look for changes until cancelled. What cannot be seen now, for want of descriptors, is looked at later."""
+        while True:
+            try:
+                await self._look()
+                self._faulty = False
+            except (OSError, psutil.Error) as error:
+                if not self._faulty:
+                    logger.warning("this machine cannot be looked at now: {}", error)
+                self._faulty = True
+            await anyio.sleep(POLL_SECONDS)
+
+    async def _look(self) -> None:
+        now = self._clock()
+        seen = (glance(), _testing_time(self.info))
+        if seen != self._seen or now - self._collected_at >= _COLLECT_SECONDS:
+            found = await anyio.to_thread.run_sync(lambda: collect(self._subject, self._tools))
+            self._collected_at = self._refreshed_at = now
+            self._seen = seen
+            self._keep(msgspec.structs.replace(found, models=self.facts.models if self.facts is not None else ()))
+        elif self.facts is not None and now - self._refreshed_at >= _REFRESH_SECONDS:
+            self._refreshed_at = now
+            if _moved(self.facts):
+                facts = self.facts
+                self._keep(await anyio.to_thread.run_sync(lambda: refresh(facts, self._subject, self._tools)))
+        if now - self._changed_at >= _CHANGE_SECONDS:
+            self._report_addresses(now)
+        if now - self._scanned_at >= _SCAN_SECONDS:
+            self._scanned_at = now
+            models = await anyio.to_thread.run_sync(self._held)
+            if self.facts is not None:
+                self._keep(msgspec.structs.replace(self.facts, models=models))
+
+    def _keep(self, found: NodeFacts) -> None:
+        before = self.facts
+        if before is not None:
+            found = msgspec.structs.replace(found, n=before.n)
+        found = _overridden(found, self.info)
+        if found == before:
+            return
+        self.facts = found if before is None else msgspec.structs.replace(found, n=before.n + 1)
+        self.tell()
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+
+    def _report_addresses(self, now: float) -> None:
+        """Report that addresses came or went; of a node whose operator gave them, only those count."""
+        before = self.info.candidates
+        found = candidates(self.info.addresses, interfaces(), given=self.info.addresses_given)
+        if set(found) == set(before):
+            return
+        self._changed_at = now
+        gone, new = _without(before, found), _without(found, before)
+        logger.warning("the addresses of this node changed: gone {}, new {}", gone or "none", new or "none")
+        self.info = msgspec.structs.replace(self.info, candidates=found)
+        self._follower.introduce(self.info)
+        self._outbox.report(
+            NodeChanged(node=self.info.node, boot=self.info.boot, candidates=found, gone=gone, new=new), 0
+        )
+
+
+def _without(some: tuple[NodeAddress, ...], others: tuple[NodeAddress, ...]) -> tuple[str, ...]:
+    hosts = {one.host for one in others}
+    return tuple(one.host for one in some if one.host not in hosts)
+
+
+def _moved(facts: NodeFacts) -> bool:
+    """Whether memory or a disk has moved so far that it is worth telling."""
+    pairs = [(facts.memory_total_bytes, facts.memory_available_bytes, psutil.virtual_memory().available)]
+    for disk in facts.disks:
+        try:
+            pairs.append((disk.total_bytes, disk.free_bytes, psutil.disk_usage(disk.path).free))
+        except OSError:  # not made yet, or gone: `refresh` looks at the nearest one above
+            continue
+    return any(abs(now - then) > max(_MOVED_BYTES, _MOVED_PART * total) for total, then, now in pairs)
+
+
+# --- tests --------------------------------------------------------------------------------------------------------
+
+
+def _testing_path(info: NodeInfo) -> Path | None:
+    path = os.environ.get(TESTING_FACTS)
+    return None if path is None else Path(path.replace("{node}", info.node))
+
+
+def _testing_time(info: NodeInfo) -> int:
+    path = _testing_path(info)
+    return 0 if path is None or not path.exists() else path.stat().st_mtime_ns
+
+
+def _overridden(facts: NodeFacts, info: NodeInfo) -> NodeFacts:
+    """The facts with what a test says instead of what was found out."""
+    path = _testing_path(info)
+    if path is None or not path.exists():
+        return facts
+    try:
+        said = msgspec.json.decode(path.read_bytes(), type=dict[str, object])
+        return msgspec.convert({**msgspec.to_builtins(facts), **said}, NodeFacts)
+    except msgspec.DecodeError as error:
+        logger.error("{} is no JSON of facts: {}", path, error)
+        return facts

@@ -1,0 +1,241 @@
+"""What is told of a machine, and when: at once where it matters, seldom where it only moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import anyio
+import msgspec
+import pytest
+
+from muster.bus import ControlClient, Follower, Outbox
+from muster.errors import RequestError
+from muster.events import Event, NodeChanged
+from muster.facts import HeldModel, Interface, NodeFacts, ThunderboltPort
+from muster.probe.collect import Subject
+from muster.protocol import TellFacts
+from muster.spec import BootId, NodeAddress, NodeId, NodeInfo
+from muster.worker import telling
+from muster.worker.telling import Teller
+
+GIB = 2**30
+LAN = NodeAddress(host="10.0.0.9", network="10.0.0.0/24")
+CABLE = NodeAddress(host="169.254.3.4", network="169.254.0.0/16")
+SUBJECT = Subject(node=NodeId("a"), boot=BootId("b1"))
+
+
+class Machine:
+    """What a test says of the machine, and what is told of it: stands for client, outbox and follower."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+        self.available = 50 * GIB
+        self.interfaces: tuple[Interface, ...] = (Interface(name="eth0", kind="ethernet", up=True, addresses=(LAN,)),)
+        self.models: tuple[HeldModel, ...] = ()
+        self.collected = 0
+        self.broken = False
+        self.sent: list[NodeFacts] = []
+        self.reported: list[Event] = []
+        self.introduced: list[NodeInfo] = []
+        self.limit = 1_000_000
+        self.looked = anyio.Event()
+
+    def send(self, request: TellFacts) -> int:
+        if len(msgspec.msgpack.encode(request)) > self.limit:
+            raise RequestError("too large")
+        self.sent.append(request.facts)
+        return 1
+
+    def report(self, event: Event, cause: int) -> None:
+        self.reported.append(event)
+
+    def introduce(self, info: NodeInfo) -> None:
+        self.introduced.append(info)
+
+    def glance(self) -> object:
+        if self.broken:
+            self.looked.set()
+            raise OSError("Too many open files")
+        return self.interfaces
+
+    def collect(self, subject: Subject, tools: object) -> NodeFacts:
+        self.collected += 1
+        return NodeFacts(
+            node=subject.node,
+            boot=subject.boot,
+            memory_total_bytes=100 * GIB,
+            memory_available_bytes=self.available,
+            interfaces=self.interfaces,
+        )
+
+    def refresh(self, facts: NodeFacts, subject: Subject, tools: object) -> NodeFacts:
+        return msgspec.structs.replace(facts, memory_available_bytes=self.available)
+
+    def virtual_memory(self) -> Machine:
+        return self
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    found = Machine()
+    monkeypatch.setattr(telling, "glance", found.glance)
+    monkeypatch.setattr(telling, "interfaces", lambda: found.interfaces)
+    monkeypatch.setattr(telling, "collect", found.collect)
+    monkeypatch.setattr(telling, "refresh", found.refresh)
+    monkeypatch.setattr(telling.psutil, "virtual_memory", found.virtual_memory)
+    monkeypatch.delenv(telling.TESTING_FACTS, raising=False)
+    yield found
+
+
+def teller(machine: Machine, *, given: bool = False) -> Teller:
+    info = NodeInfo(
+        node=NodeId("a"),
+        boot=BootId("b1"),
+        hostname="h",
+        machine="m",
+        pid=1,
+        addresses=(LAN,),
+        backends=(),
+        memory_bytes=1,
+        max_ranks=1,
+        addresses_given=given,
+        candidates=(LAN,),
+    )
+    return Teller(
+        info,
+        SUBJECT,
+        cast(ControlClient, machine),
+        cast(Outbox, machine),
+        cast(Follower, machine),
+        lambda: machine.models,
+        lambda: machine.seconds,
+    )
+
+
+def look(one: Teller, machine: Machine, seconds: float = telling.POLL_SECONDS) -> None:
+    machine.seconds += seconds
+    anyio.run(one._look)
+
+
+def test_the_facts_are_told_once_and_again_only_when_asked(machine: Machine) -> None:
+    one = teller(machine)
+    one.tell()
+    assert machine.sent == []
+    for _ in range(5):
+        look(one, machine)
+    assert [facts.n for facts in machine.sent] == [1]
+    assert machine.collected == 1
+    one.tell()
+    assert [facts.n for facts in machine.sent] == [1, 1]
+    assert machine.reported == []
+
+
+def test_memory_is_told_when_it_has_moved_far(machine: Machine) -> None:
+    one = teller(machine)
+    look(one, machine)
+    machine.available -= 4 * GIB
+    look(one, machine, 6)
+    assert len(machine.sent) == 1
+    machine.available -= 2 * GIB
+    look(one, machine, 2)
+    assert len(machine.sent) == 1, "not before the next look at memory"
+    look(one, machine, 6)
+    assert [(facts.n, facts.memory_available_bytes) for facts in machine.sent] == [(1, 50 * GIB), (2, 44 * GIB)]
+    assert machine.collected == 1, "the slow tools are not run for that"
+
+
+def test_an_address_that_goes_and_comes_back_is_an_event_each_time_but_not_many_a_second(machine: Machine) -> None:
+    one = teller(machine)
+    look(one, machine)
+    before = machine.interfaces
+    machine.interfaces = (
+        Interface(name="eth0", kind="ethernet", up=True, addresses=()),
+        Interface(name="tb", kind="thunderbolt", up=True, addresses=(CABLE,)),
+    )
+    look(one, machine)
+    change = NodeChanged(
+        node=NodeId("a"), boot=BootId("b1"), candidates=(CABLE,), gone=("10.0.0.9",), new=("169.254.3.4",)
+    )
+    assert machine.reported == [change]
+    assert [info.candidates for info in machine.introduced] == [(CABLE,)]
+    assert machine.sent[-1].interfaces == machine.interfaces, "the facts are told at once"
+    machine.interfaces = before
+    look(one, machine)
+    assert len(machine.reported) == 1
+    look(one, machine, 4)
+    assert machine.reported[1:] == [
+        NodeChanged(node=NodeId("a"), boot=BootId("b1"), candidates=(LAN,), gone=("169.254.3.4",), new=("10.0.0.9",))
+    ]
+    assert one.info.candidates == (LAN,)
+
+
+def test_further_addresses_are_no_event_where_the_operator_gave_them(machine: Machine) -> None:
+    one = teller(machine, given=True)
+    machine.interfaces = (*machine.interfaces, Interface(name="tb", kind="thunderbolt", up=True, addresses=(CABLE,)))
+    look(one, machine)
+    assert machine.reported == []
+    machine.interfaces = machine.interfaces[1:]
+    look(one, machine, 6)
+    assert [event.gone for event in machine.reported if isinstance(event, NodeChanged)] == [("10.0.0.9",)]
+
+
+def test_models_are_looked_for_now_and_then_and_when_asked(machine: Machine) -> None:
+    one = teller(machine)
+    look(one, machine)
+    machine.models = (HeldModel(model="x/y", path="/models/y"),)
+    look(one, machine)
+    assert machine.sent[-1].models == ()
+    one.scan_soon()
+    look(one, machine)
+    assert machine.sent[-1].models == machine.models
+    machine.interfaces = ()
+    look(one, machine)
+    assert machine.sent[-1].models == machine.models, "a probe of the machine keeps them"
+    machine.models = ()
+    look(one, machine, 61)
+    assert machine.sent[-1].models == ()
+
+
+def test_facts_that_are_too_large_are_told_without_models(machine: Machine) -> None:
+    one = teller(machine)
+    machine.models = tuple(HeldModel(model=f"x/{number}", path="/models") for number in range(100))
+    machine.limit = 2_000
+    look(one, machine)
+    assert one.facts is not None
+    assert len(one.facts.models) == 100
+    assert (machine.sent[-1].n, machine.sent[-1].models) == (2, ())
+
+
+def test_a_machine_that_cannot_be_looked_at_is_looked_at_later(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = teller(machine)
+    machine.broken = True
+
+    async def both() -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(one.run)
+            with anyio.fail_after(10):
+                await machine.looked.wait()
+                assert one.facts is None
+                machine.broken = False
+                await one.wait_change()
+            group.cancel_scope.cancel()
+
+    monkeypatch.setattr(telling, "POLL_SECONDS", 0.01)
+    anyio.run(both)
+    assert machine.collected == 1
+
+
+def test_a_test_may_say_what_a_machine_has(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(telling.TESTING_FACTS, str(tmp_path / "{node}.json"))
+    one = teller(machine)
+    look(one, machine)
+    assert machine.sent[-1].thunderbolt == ()
+    port = ThunderboltPort(port="1", domain="A1", peer_domain="B1", generation=5, interface="en2")
+    (tmp_path / "a.json").write_bytes(msgspec.json.encode({"thunderbolt": [port], "chip": "Apple M4 Max"}))
+    look(one, machine)
+    assert (machine.sent[-1].thunderbolt, machine.sent[-1].chip) == ((port,), "Apple M4 Max")
+    assert machine.sent[-1].interfaces == machine.interfaces
