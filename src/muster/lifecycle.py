@@ -6,7 +6,7 @@ must be logged now. `wake_ns` says when to ask again if nothing happens before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
@@ -82,11 +82,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
-    """What is not in the log: when each node was last heard and each rank last moved on, and what nodes tell."""
+    """What is not in the log: when each node was last heard and each rank last moved on, and what nodes tell.
+
+    `known` is only called where something has to be placed. `crowded`: nothing is new since there was no room for
+    those that wait for some, so that they are not looked at.
+    """
 
     heard_ns: Mapping[NodeId, int] = {}
     progress_ns: Mapping[tuple[InstanceId, int, int], int] = {}
-    known: Known = Known()
+    known: Callable[[], Known] = Known
+    crowded: bool = False
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -210,9 +215,11 @@ def _next(instance: Instance, state: State, observed: Observed, now_ns: int, set
                 return InstanceReady(instance=instance.id, attempt=instance.attempt)
             return None
         case Broken(failure=last, retry_at_ns=int(retry)) if retry <= now_ns and all_gone(instance):
-            return _retry(instance, last, state, observed.known, now_ns)
+            if last.phase is Phase.PLACING and observed.crowded:
+                return None
+            return _retry(instance, last, state, observed.known(), now_ns)
         case Ending() if all_gone(instance):
-            return _retry(instance, None, state, observed.known, now_ns)
+            return _retry(instance, None, state, observed.known(), now_ns)
         case Deleting() if all_gone(instance):
             return InstanceDeleted(instance=instance.id, attempt=instance.attempt)
         case _:

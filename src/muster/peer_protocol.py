@@ -62,7 +62,7 @@ class InspectModel(PeerRequest, frozen=True, kw_only=True, tag="inspect-model"):
 class ListFiles(PeerRequest, frozen=True, kw_only=True, tag="list-files"):
     """Which files the model in `path` has; answer `Files` or `PeerRefused`. Only what `HeldModel` offers.
 
-    Of the files `digests` the SHA-256 is found out where it is not known, which takes as long as reading them.
+    Of the files `digests` the XXH3 is found out where it is not known, which takes as long as reading them.
     """
 
     path: str
@@ -107,11 +107,15 @@ class Inspected(PeerReply, frozen=True, kw_only=True, tag="inspected"):
 
 
 class PeerFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of a model: its name relative to the directory, its size, and its SHA-256 in hex where that is known."""
+    """A file of a model: its name relative to the directory, its size, and its XXH3-128 in hex where that is known.
+
+    The hash finds what went wrong on the way and on disks. It is the giver's own word, so that one which withstands
+    forgery would not say more.
+    """
 
     name: str
     bytes: int
-    sha256: str = ""
+    xxh3: str = ""
 
 
 class Files(PeerReply, frozen=True, kw_only=True, tag="files"):

@@ -19,6 +19,7 @@ from muster.errors import PayloadError
 from muster.facts import NodeFacts, RdmaDevice, ThunderboltPort
 from muster.known import Known
 from muster.layout import Devices, Layout
+from muster.links import within
 from muster.spec import NodeId, NodeInfo
 
 #: The first generation of Thunderbolt that can do RDMA.
@@ -198,7 +199,7 @@ def coordinators(nodes: Sequence[NodeInfo], known: Known, network: str = "") -> 
     taken where there is one; else rank 0 listens on all of its own. `network`, as CIDR, is the only one allowed.
     """
     lead, ways = nodes[0], [_ways(info, nodes[0], known, network) for info in nodes]
-    own = [one.host for one in lead.addresses if not network or one.network == network]
+    own = [one.host for one in lead.addresses if not network or within(one.host, network)]
     own = [host for host in own if _kind(known.facts.get(lead.node), host) not in _CARRIERS] or own
     for rank, (info, found) in enumerate(zip(nodes, ways, strict=True)):
         if rank and info.node != lead.node and not (own if found is None else found):
@@ -217,16 +218,19 @@ def coordinators(nodes: Sequence[NodeInfo], known: Known, network: str = "") -> 
 def _ways(info: NodeInfo, lead: NodeInfo, known: Known, network: str) -> list[str] | None:
     """The addresses of rank 0's node that were reached from a node, the best first; `None` where none was measured."""
     links = known.links.get(info.node)
-    measured = [one for one in links.measured if one.other == lead.node] if links is not None else []
+    measured = (
+        [one for one in links.measured if (one.other, one.other_boot) == (lead.node, lead.boot)]
+        if links is not None
+        else []
+    )
     if not measured or info.node == lead.node:
         return None
     near, far = known.facts.get(info.node), known.facts.get(lead.node)
     given = {one.host for one in lead.addresses} if lead.addresses_given else set[str]()
-    inside = {one.host for one in (*lead.addresses, *lead.candidates) if one.network == network}
     usable: list[tuple[int, bool, float, str]] = []
     for one in measured:
         kinds = {_kind(near, one.own), _kind(far, one.host)}
-        allowed = (not given or one.host in given) and (not network or one.host in inside)
+        allowed = (not given or one.host in given) and (not network or within(one.host, network))
         if one.reached and allowed and not kinds & _CARRIERS:
             rank = max(_KIND_ORDER.get(kind, len(_KIND_ORDER)) for kind in kinds)
             usable.append((rank, not one.dialled_back, one.rtt_us if one.rtt_us is not None else 1e9, one.host))

@@ -164,7 +164,6 @@ class Previewed(Reply, frozen=True, kw_only=True, tag="previewed"):
     options: tuple[Option, ...]
     needs: ModelNeeds | None = None
     remedies: tuple[str, ...] = ()
-    free_bytes: dict[NodeId, int] = {}
 
 
 class Gathered(Reply, frozen=True, kw_only=True, tag="gathered"):

@@ -27,6 +27,7 @@ from muster.events import (
     RankReady,
     kind_of,
 )
+from muster.known import Known
 from muster.lifecycle import SECOND, Observed, Settings, decide, fail, is_over, wake_ns
 from muster.placement import place
 from muster.spec import (
@@ -205,6 +206,24 @@ def test_a_retry_without_room_waits_for_it_and_says_so_once() -> None:
     cluster.join(node_info("b", boot=2))
     assert [kind_of(event) for event in cluster.advance(0)] == ["attempt.started"]
     assert cluster.instance().ranks[1].boot == boot_of("b", 2)
+
+
+def test_nobody_looks_for_room_while_nothing_is_new() -> None:
+    def known() -> Known:
+        raise AssertionError("it was looked for room")
+
+    cluster = Cluster("a", "b")
+    cluster.create(msgspec.structs.replace(GROUP, restart=TWICE, nodes=(A, B)))
+    cluster.bring_up()
+    cluster.advance(5, heard=("a",))
+    cluster.tear_down()
+    only_failure(cluster.advance(1))
+    observed = msgspec.structs.replace(cluster.observed, known=known, crowded=True)
+    assert decide(cluster.state, observed, cluster.now_ns + SECOND, cluster.settings) == []
+    with pytest.raises(AssertionError, match="looked for room"):
+        decide(
+            cluster.state, msgspec.structs.replace(observed, crowded=False), cluster.now_ns + SECOND, cluster.settings
+        )
 
 
 @pytest.mark.parametrize(("seconds", "forgiven"), [(59, False), (60, True)])

@@ -313,7 +313,13 @@ def info(node: str, **fields: Any) -> NodeInfo:
 
 def reached(own: str, host: str, rtt_us: float = 100.0, **fields: Any) -> Measured:
     made = Measured(
-        other=NodeId("a"), other_boot=BootId("a"), own=own, host=host, reached=True, dialled_back=True, rtt_us=rtt_us
+        other=NodeId("a"),
+        other_boot=BootId("a-boot-1"),
+        own=own,
+        host=host,
+        reached=True,
+        dialled_back=True,
+        rtt_us=rtt_us,
     )
     return msgspec.structs.replace(made, **fields)
 
@@ -379,6 +385,7 @@ def test_given_addresses_and_a_given_network_win() -> None:
     more = (NodeAddress(host="10.2.0.1", network="10.2.0.0/24"),)
     nodes = [info("a", candidates=(*own, *more)), info("b")]
     assert coordinators(nodes, seen, "10.2.0.0/24").hosts == ("10.2.0.1", "10.2.0.1")
+    assert coordinators(nodes, seen, "10.2.0.0/16").hosts == ("10.2.0.1", "10.2.0.1")
     assert coordinators(nodes, seen, "10.0.0.0/24").hosts == ("10.0.0.1", "10.0.0.1")
 
 

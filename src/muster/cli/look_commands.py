@@ -149,6 +149,7 @@ def describe(
     from muster.cli.client import CALL_SECONDS, run, view
     from muster.cli.progress_text import progress_lines
     from muster.cli.render_events import event_line
+    from muster.cli.render_instance import gone_addresses, instance_details
     from muster.coordinator.find import find
     from muster.events import decode_envelope
     from muster.protocol import Query
@@ -166,12 +167,12 @@ def describe(
     uses = [use for beat in seen.beats for use in beat.ranks if use.instance == found.id]
     in_use = {use.rank: use.memory_bytes for use in uses if use.attempt == found.attempt}
     if json:
-        more = {"gone_addresses": render.gone_addresses(found, nodes), "memory_in_use_bytes": in_use}
+        more = {"gone_addresses": gone_addresses(found, nodes), "memory_in_use_bytes": in_use}
         documents.write({**documents.instance_document(found, last), **more})
     else:
         lines = [event_line(envelope) for envelope in last]
         console = render.console()
-        console.print(render.instance_details(found, lines, nodes=nodes, in_use=in_use))
+        console.print(instance_details(found, lines, nodes=nodes, in_use=in_use))
         for line in progress_lines(seen.beats, found.id):
             console.print(line, highlight=False, markup=False)
 

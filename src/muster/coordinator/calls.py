@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
+import anyio.to_thread
 import msgspec
 import psutil
 
@@ -88,19 +89,25 @@ class Calls:
         if isinstance(request, Inspect):
             found = await self._inspection.needs(request.model, request.revision or None, self._ledger.state)
             return Refused(failure=found) if isinstance(found, Failure) else found
-        needs: ModelNeeds | None = None
+        needs, weights_bytes = None, 0
         workload = request.spec.workload
-        known = isinstance(request, Create) and intake.find_created(self._ledger.state, request.key) is not None
-        if isinstance(workload, ModelWorkload) and not known:
+        created = isinstance(request, Create) and intake.find_created(self._ledger.state, request.key) is not None
+        if isinstance(workload, ModelWorkload) and not created:
             found = await self._inspection.needs(workload.model, workload.revision, self._ledger.state)
-            needs = found.needs if isinstance(found, Needs) else None
+            if isinstance(found, Needs):
+                needs = found.needs
+            else:
+                weights_bytes = await self._inspection.weights_bytes(workload.model)
         if isinstance(request, Preview):
-            return previews.preview(self._ledger, request, needs)
-        return self._change(request, needs)
+            state, known = self._ledger.state, self._ledger.known()
+            return await anyio.to_thread.run_sync(previews.preview, state, known, request, needs, weights_bytes)
+        return self._change(request, needs, weights_bytes)
 
-    def _change(self, request: intake.Change, needs: ModelNeeds | None = None) -> Created | Accepted | Noted | Refused:
+    def _change(
+        self, request: intake.Change, needs: ModelNeeds | None = None, weights_bytes: int = 0
+    ) -> Created | Accepted | Noted | Refused:
         try:
-            reply = intake.change(self._ledger, request, needs)
+            reply = intake.change(self._ledger, request, needs, weights_bytes)
             self._ledger.settle()
         except LogError as error:
             reply = refusal(error, Phase.PLACING)

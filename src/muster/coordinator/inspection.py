@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Final
 
 import anyio
@@ -76,6 +77,12 @@ class Inspection:
                     return seen
         return _nobody(model, refusals)
 
+    async def weights_bytes(self, model: str) -> int:
+        """Size of the model's weights where this machine has them, 0 where it does not know. Never raises."""
+        with anyio.move_on_after(_HERE_SECONDS):
+            return await anyio.to_thread.run_sync(_weights_bytes, model, abandon_on_cancel=True)
+        return 0
+
     async def _try(
         self, find: Callable[[], ModelNeeds | None], seconds: float, refusals: list[Failure]
     ) -> ModelNeeds | None:
@@ -130,6 +137,13 @@ class Inspection:
             except MusterError as error:
                 logger.debug("node {} at {} was asked for {}: {}", info.node, host, request.model, error)
         return None
+
+
+def _weights_bytes(model: str) -> int:
+    try:
+        return sum(path.stat().st_size for path in Path(model).expanduser().glob("*.safetensors"))
+    except (OSError, RuntimeError, ValueError):  # unreadable, "~nobody", a NUL: the nodes will say more
+        return 0
 
 
 def _nobody(model: str, refusals: list[Failure]) -> Failure:

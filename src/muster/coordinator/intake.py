@@ -31,15 +31,17 @@ from muster.state import Deleting, State, drain_seconds
 Change = Create | Delete | Drain | Resume | Retry
 
 
-def change(ledger: Ledger, request: Change, needs: ModelNeeds | None = None) -> Created | Accepted | Noted | Refused:
-    """Carry out a client's wish, or say why not.
+def change(
+    ledger: Ledger, request: Change, needs: ModelNeeds | None = None, weights_bytes: int = 0
+) -> Created | Accepted | Noted | Refused:
+    """Carry out a client's wish, or say why not; `needs` and `weights_bytes` are for `create`.
 
     Raises:
         LogError: the log cannot be written; nothing has happened.
     """
     match request:
         case Create():
-            return create(ledger, request, needs)
+            return create(ledger, request, needs, weights_bytes)
         case Delete():
             return delete(ledger, request)
         case Drain() | Resume():
@@ -56,10 +58,12 @@ def find_created(state: State, key: str) -> Created | None:
     return None
 
 
-def create(ledger: Ledger, request: Create, needs: ModelNeeds | None = None) -> Created | Refused:
+def create(
+    ledger: Ledger, request: Create, needs: ModelNeeds | None = None, weights_bytes: int = 0
+) -> Created | Refused:
     """Accept and place an instance, or say why not. The same key gives the same instance again.
 
-    `needs` is what is known of the model.
+    `needs` is what is known of the model; without it, `weights_bytes` is the size of its weights, 0 where unknown.
 
     Raises:
         LogError: the log cannot be written; nothing has happened.
@@ -68,8 +72,7 @@ def create(ledger: Ledger, request: Create, needs: ModelNeeds | None = None) -> 
         return known
     try:
         spec = checked(request.spec, ledger.state)
-        weights = 0 if needs is not None else weights_bytes(spec)
-        placement = place(spec, ledger.state, ledger.known(), needs, weights_bytes=weights)
+        placement = place(spec, ledger.state, ledger.known(), needs, weights_bytes=weights_bytes)
     except MusterError as error:
         return refusal(error, Phase.PLACING)
     spec = msgspec.structs.replace(spec, ranks=len(placement.assignments))
@@ -154,16 +157,6 @@ def _check_environment(environment: dict[str, str]) -> None:
                 f"environment sets {name}, which muster sets itself for each rank",
                 remedy="Leave it out; devices and addresses are given in the fields of those names.",
             )
-
-
-def weights_bytes(spec: InstanceSpec) -> int:
-    """Size of the model's weights where this machine has them, 0 where it does not know, or where there are none."""
-    if not isinstance(spec.workload, ModelWorkload):
-        return 0
-    try:
-        return sum(path.stat().st_size for path in Path(spec.workload.model).expanduser().glob("*.safetensors"))
-    except (OSError, RuntimeError, ValueError):  # unreadable, "~nobody", a NUL: the nodes will say more
-        return 0
 
 
 def _stem(spec: InstanceSpec) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from muster.facts import NodeFacts
 from muster.known import Known
 from muster.links import NodeLinks
@@ -45,4 +47,6 @@ class Knowledge:
         """Take what a node measured, unless it is of another boot than the one that is there."""
         node = state.nodes.get(links.node)
         if node is not None and node.info.boot == links.boot:
-            self.links[links.node] = links
+            # A round that nobody has asked for here is of another coordinator, and answers none of this one's.
+            asked = links.round <= self.measure_round
+            self.links[links.node] = links if asked else msgspec.structs.replace(links, round=0)

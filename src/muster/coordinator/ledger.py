@@ -46,6 +46,8 @@ class Ledger:
         #: What nodes tell of themselves beside the log.
         self.known: Callable[[], Known] = Known
         self._settled_ns = self.clock.now_ns()
+        #: After which event, and when, it was last seen that those that wait for room have none.
+        self._crowded: tuple[int, int] = (-1, 0)
         for node in self.state.nodes:
             self.heard_ns[node] = self._settled_ns
 
@@ -99,8 +101,11 @@ class Ledger:
         for _ in range(_MAX_ROUNDS):
             now = self.clock.now_ns()
             self._excuse_standstill(now)  # each round: this process may be stopped right after it published something
-            decisions = decide(self.state, self._observed(), now, self._settings)
+            crowded = self._is_crowded(now)
+            decisions = decide(self.state, self._observed(crowded=crowded), now, self._settings)
             if not decisions:
+                if not crowded:
+                    self._crowded = (self.state.sequence, now)
                 break
             head = self.state.sequence
             for decision in decisions:
@@ -130,5 +135,10 @@ class Ledger:
             for rank in instance.ranks:
                 self.progress_ns[instance.id, instance.attempt, rank.rank] = now
 
-    def _observed(self) -> Observed:
-        return Observed(heard_ns=self.heard_ns, progress_ns=self.progress_ns, known=self.known())
+    def _is_crowded(self, now: int) -> bool:
+        """Nothing was logged since the last look for room, which was a moment ago: heartbeats come by the thousand."""
+        sequence, looked_ns = self._crowded
+        return sequence == self.state.sequence and now - looked_ns < self._settings.heartbeat_seconds * SECOND
+
+    def _observed(self, *, crowded: bool = False) -> Observed:
+        return Observed(heard_ns=self.heard_ns, progress_ns=self.progress_ns, known=self.known, crowded=crowded)

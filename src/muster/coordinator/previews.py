@@ -4,30 +4,32 @@ from __future__ import annotations
 
 from muster.coordinator import intake
 from muster.coordinator.find import refusal
-from muster.coordinator.ledger import Ledger
 from muster.errors import MusterError
+from muster.known import Known
 from muster.needs import ModelNeeds
 from muster.placement import Placement, Refusal, alternatives, decide, error_of
 from muster.protocol import Preview
 from muster.replies import Option, Previewed, Refused
 from muster.spec import Phase
+from muster.state import State
 
 
-def preview(ledger: Ledger, request: Preview, needs: ModelNeeds | None) -> Previewed | Refused:
-    """What would be taken or why nothing is, then what else would do, then what would not; nothing is logged.
+def preview(
+    state: State, known: Known, request: Preview, needs: ModelNeeds | None, weights_bytes: int = 0
+) -> Previewed | Refused:
+    """What would be taken or why nothing is, then what else would do, then what would not; nothing is logged. Pure.
 
+    Dozens of placements are tried, which takes a second in a cluster of a thousand nodes: use a thread.
     Refused is only what cannot be asked for at all; what does not fit is told as an option that is none.
     """
-    state, known = ledger.state, ledger.known()
     try:
         spec = intake.checked(request.spec, state)
     except MusterError as error:
         return refusal(error, Phase.PLACING)
     if not any(node.lost is None for node in state.nodes.values()):
-        return _nowhere(ledger, request)
-    weights = 0 if needs is not None else intake.weights_bytes(spec)
-    first = decide(spec, state, known, needs, weights_bytes=weights)
-    others = [_option(found) for _, found in alternatives(spec, state, known, needs, weights_bytes=weights)]
+        return _nowhere(state, request)
+    first = decide(spec, state, known, needs, weights_bytes=weights_bytes)
+    others = [_option(found) for _, found in alternatives(spec, state, known, needs, weights_bytes=weights_bytes)]
     options: dict[tuple[object, ...], Option] = {}
     for option in [_option(first), *sorted(others, key=lambda option: bool(option.refusal))]:
         options.setdefault(_key(option), option)
@@ -35,8 +37,8 @@ def preview(ledger: Ledger, request: Preview, needs: ModelNeeds | None) -> Previ
     return Previewed(options=tuple(options.values()), needs=needs, remedies=remedies)
 
 
-def _nowhere(ledger: Ledger, request: Preview) -> Refused:
-    found = decide(request.spec, ledger.state)
+def _nowhere(state: State, request: Preview) -> Refused:
+    found = decide(request.spec, state)
     assert isinstance(found, Refusal), "there is no node"
     return refusal(error_of(found), Phase.PLACING)
 

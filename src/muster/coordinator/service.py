@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 import time
 from collections.abc import Sequence
@@ -24,13 +25,13 @@ from muster.coordinator.door import Door
 from muster.coordinator.find import refusal
 from muster.coordinator.gateway import Gateway
 from muster.coordinator.gathering import Gathering
+from muster.coordinator.generations import Generations
 from muster.coordinator.hearing import Hearing
 from muster.coordinator.knowledge import Knowledge
 from muster.coordinator.ledger import Ledger
 from muster.coordinator.nodes import Registrar
 from muster.coordinator.outputs import OutputStore
 from muster.coordinator.reports import Reports
-from muster.coordinator.requests import Request
 from muster.errors import LogError, RequestError
 from muster.eventlog import Retention
 from muster.eventlog.api import EventLog
@@ -77,7 +78,7 @@ from muster.protocol import (
     TellLinks,
     Who,
 )
-from muster.replies import Answer, AnyPiece, AnyReply, Done, Pulse, Refused, Role, Vote, Welcome
+from muster.replies import Answer, AnyReply, Pulse, Refused, Role, Vote, Welcome
 from muster.spec import BootId, Failure, InstanceId, NodeId, Phase
 
 #: Events in one answer to a replay; its reader asks again for the rest.
@@ -116,7 +117,7 @@ class Coordinator:
         self._knowledge = Knowledge()
         self._gathering = Gathering(lambda: self._ledger.state)
         self._greeted: dict[NodeId, BootId] = {}  #: who has said hello to this run of the coordinator
-        self._generations: dict[tuple[bytes, int], Request] = {}  #: of the control socket, by connection and call
+        self._generations = Generations(self.gateway)
         self._nudge = anyio.Event()
         self.http_port: int | None = None  #: of the HTTP API beside it, told to whoever says hello
         self._clocks = Clocks()
@@ -320,7 +321,8 @@ class Coordinator:
             case ReadOutput():
                 self._calls.read_output(request, lambda reply: self._answer(incoming, reply))
             case Generate() | CancelGenerate():
-                self._generate(incoming, request)
+                answer = functools.partial(self._answer, incoming)
+                self._generations.take(incoming.identity, incoming.call.id, request, answer)
 
     async def _place(self, incoming: Incoming, request: PlacingRequest) -> None:
         """Answer what has to know the model first; that may take a moment, and others go on meanwhile."""
@@ -393,25 +395,3 @@ class Coordinator:
             term=self._ledger.state.term,
             judging=judging,
         )
-
-    # --- generation ---------------------------------------------------------------------------------------
-
-    def _generate(self, incoming: Incoming, request: Generate | CancelGenerate) -> None:
-        if isinstance(request, CancelGenerate):
-            begun = self._generations.pop((incoming.identity, request.id), None)
-            if begun is not None:
-                self.gateway.cancel(begun)
-            return
-        key = (incoming.identity, incoming.call.id)
-        ended = False
-
-        def answer(piece: AnyPiece) -> None:
-            nonlocal ended
-            ended = isinstance(piece, Done | Refused)
-            if ended:
-                self._generations.pop(key, None)
-            self._answer(incoming, piece, last=ended)
-
-        asked = self.gateway.ask(request, answer)
-        if not ended:
-            self._generations[key] = asked

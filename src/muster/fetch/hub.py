@@ -174,13 +174,7 @@ def _receive(listed: Listing, file: HubFile, sink: Sink) -> None:
         if sink.offset and response.status_code != 206:
             sink.restart()
         for chunk in response.iter_raw():
-            view = memoryview(chunk)[: file.bytes - sink.offset]
-            while view:
-                buffer = sink.buffer()
-                count = min(len(buffer), len(view))
-                buffer[:count] = view[:count]
-                sink.write(count)
-                view = view[count:]
+            sink.write(memoryview(chunk)[: file.bytes - sink.offset])
 
 
 @contextlib.contextmanager

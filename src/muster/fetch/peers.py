@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import socket
-import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Final
 
 import msgspec
+import xxhash
 
 from muster.errors import FetchError, ModelError
 from muster.fetch.progress import Meter
-from muster.fetch.sinks import Sink
+from muster.fetch.sinks import BLOCK_BYTES, Sink
 from muster.layout import ModelSource
 from muster.peer_protocol import (
     MAXIMUM_BYTES,
@@ -33,8 +32,6 @@ CONNECT_SECONDS: Final = 5.0
 SILENCE_SECONDS: Final = 20.0
 #: A node that has to read a file for its hash is given as long as a slow disk takes.
 _DIGEST_BYTES_PER_SECOND: Final = 50e6
-#: How long bytes of a slow node may wait for more before they are written.
-_BLOCK_SECONDS: Final = 0.25
 #: Tries without a single byte more, after which a source is given up.
 _TRIES: Final = 3
 
@@ -59,19 +56,19 @@ def copy(source: ModelSource, file: PeerFile, directory: Path, meter: Meter) -> 
         ModelError: the file came twice and differs from the node's own.
         DiskFullError: there is no room any more.
     """
-    sink = Sink(directory / file.name, hashlib.sha256, meter)
+    sink = Sink(directory / file.name, xxhash.xxh3_128, meter)
     wrong = ""
     try:
         if sink.offset > file.bytes:
             sink.restart()
         for _ in range(2):
             _stream(source, file, sink)
-            found, wanted = sink.digest(), file.sha256 or _digest(source, file)
+            found, wanted = sink.digest(), file.xxh3 or _digest(source, file)
             if found == wanted:
                 sink.keep()
                 return
             sink.restart()
-            wrong = f"its SHA-256 is {found[:12]}… and not {wanted[:12]}…"
+            wrong = f"its XXH3 is {found[:12]}… and not {wanted[:12]}…"
         sink.discard()
         raise ModelError(
             f"{file.name} came from node {source.node} twice and is corrupted: {wrong}",
@@ -102,36 +99,18 @@ def _receive(source: ModelSource, file: PeerFile, sink: Sink) -> None:
                 f"{file.name} changed on node {source.node} while it was copied",
                 remedy="leave a model's files alone while an instance comes up, and create it again",
             )
-        left = reply.bytes
-        while left:
-            count = _fill(connection, sink.buffer()[:left])
-            if not count:
+        buffer = memoryview(bytearray(min(BLOCK_BYTES, reply.bytes)))
+        while left := file.bytes - sink.offset:
+            if not (count := connection.recv_into(buffer[:left])):
                 raise _broken(source, f"it cut the connection at byte {sink.offset} of {file.bytes} of {file.name}")
-            sink.write(count)
-            left -= count
-
-
-def _fill(connection: socket.socket, buffer: memoryview) -> int:
-    """Receive until the buffer is full, or for a moment: each block costs a change of threads. 0 at the end."""
-    count, begin = 0, time.monotonic()
-    while count < len(buffer) and time.monotonic() - begin < _BLOCK_SECONDS:
-        try:
-            received = connection.recv_into(buffer[count:])
-        except OSError:
-            if not count:
-                raise
-            break  # what came is kept; the next call raises again
-        if not received:
-            break
-        count += received
-    return count
+            sink.write(buffer[:count])
 
 
 def _digest(source: ModelSource, file: PeerFile) -> str:
     seconds = SILENCE_SECONDS + file.bytes / _DIGEST_BYTES_PER_SECOND
     for found in _files(source, ListFiles(path=source.path, digests=(file.name,)), seconds).files:
-        if found.name == file.name and found.sha256:
-            return found.sha256
+        if found.name == file.name and found.xxh3:
+            return found.xxh3
     raise _broken(source, f"it does not say what {file.name} must be")
 
 

@@ -63,13 +63,9 @@ class Meter:
         self.moved += count
         self._say()
 
-    def alive(self) -> None:
-        """Nothing came, but something goes on: a hash is being checked."""
-        self._say(force=True)
-
-    def _say(self, *, force: bool = False) -> None:
+    def _say(self) -> None:
         now = time.monotonic()
-        if not force and now - self._told < _PAUSE_SECONDS and self._done < self._total:
+        if now - self._told < _PAUSE_SECONDS and self._done < self._total:
             return
         self._told = now
         self._seen.append((now, self.moved))

@@ -30,7 +30,6 @@ class Entry(msgspec.Struct, frozen=True):
     source: str = ""
 
 
-_REFUSED: Final = "61|111"
 _TIMED_OUT: Final = "60|110"
 _UNREACHABLE: Final = "65|113|51|101"
 _ADDRESS_IN_USE: Final = "48|98"

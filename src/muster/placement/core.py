@@ -117,8 +117,3 @@ def _written(chooser: Chooser, ways: Ways, way: Way, backed: Backed) -> Placemen
         backend=backed.backend,
         layout=lay_out(chooser, backed, ways.wish, way.sharding, ways.costs(way, backed.arrangement)),
     )
-
-
-def fits(cluster: Cluster, links: Links, model: ModelNeeds | None, wish: InstanceSpec) -> bool:
-    """Whether there is a placement at all."""
-    return isinstance(place(cluster, links, model, wish), Placement)

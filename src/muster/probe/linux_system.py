@@ -40,14 +40,6 @@ def parse_os_release(text: str) -> tuple[str, str] | Unread:
     return found["NAME"], found.get("VERSION_ID", "")
 
 
-def parse_meminfo(text: str) -> tuple[int, int] | Unread:
-    """Memory in all and what of it could be had, in bytes, from /proc/meminfo."""
-    found = {match[1]: int(match[2]) * 1024 for match in re.finditer(r"^(\w+):\s+([0-9]{1,15}) kB", text, re.MULTILINE)}
-    total = found.get("MemTotal")
-    available = found.get("MemAvailable", found.get("MemFree"))
-    return unlike("/proc/meminfo", text) if total is None or available is None else (total, available)
-
-
 def parse_pressure(text: str) -> tuple[float, float] | Unread:
     """Percent of the last ten seconds in which some tasks, and in which all, waited: /proc/pressure/memory."""
     found = {

@@ -6,8 +6,6 @@ import ipaddress
 import re
 from collections.abc import Iterable, Mapping
 
-import msgspec
-
 from muster.facts import Interface, InterfaceKind
 from muster.probe.reading import Unread, unlike
 from muster.spec import NodeAddress
@@ -15,8 +13,6 @@ from muster.spec import NodeAddress
 _HEAD = re.compile(r"(?P<name>[A-Za-z][\w.-]*): flags=[0-9a-f]+<(?P<flags>[A-Z0-9_,]*)>.*?mtu (?P<mtu>[0-9]{1,9})")
 _INET = re.compile(r"inet (?P<host>[\d.]+)(?: --> [\d.]+)? netmask (?P<mask>0x[0-9a-f]{8}|[\d.]+)")
 _MEDIA = re.compile(r"\b([0-9]{1,6})(G)?base", re.IGNORECASE)
-_ORDER = re.compile(r"\((?P<place>\d+|\*)\) (?P<name>.+)")
-_SERVICE = re.compile(r"\(Hardware Port: (?P<port>.*), Device: (?P<device>[^()]*)\)")
 
 #: Beginnings of names that say what an interface is. Bridges of virtual machines count from bridge100.
 _NAMES: tuple[tuple[str, InterfaceKind], ...] = (
@@ -35,15 +31,6 @@ _PORTS: tuple[tuple[str, InterfaceKind], ...] = (
 )
 
 
-class Service(msgspec.Struct, frozen=True, kw_only=True):
-    """A network service of the settings, in the order in which the system tries them."""
-
-    name: str
-    port: str
-    device: str
-    enabled: bool
-
-
 def parse_hardware_ports(text: str) -> dict[str, str] | Unread:
     """The device of each hardware port, from `networksetup -listallhardwareports`: {"Thunderbolt 1": "en2"}."""
     found: dict[str, str] = {}
@@ -55,23 +42,6 @@ def parse_hardware_ports(text: str) -> dict[str, str] | Unread:
             found[port] = line.partition(":")[2].strip()
             port = None
     return found or unlike("networksetup -listallhardwareports", text)
-
-
-def parse_service_order(text: str) -> tuple[Service, ...] | Unread:
-    """The services in order, from `networksetup -listnetworkserviceorder`."""
-    found: list[Service] = []
-    head: re.Match[str] | None = None
-    for line in map(str.strip, text.splitlines()):
-        detail = _SERVICE.fullmatch(line)
-        if detail is None:
-            head = _ORDER.fullmatch(line) or head
-        elif head is not None:
-            service = Service(
-                name=head["name"], port=detail["port"], device=detail["device"].strip(), enabled=head["place"] != "*"
-            )
-            found.append(service)
-            head = None
-    return tuple(found) or unlike("networksetup -listnetworkserviceorder", text)
 
 
 def parse_ifconfig(text: str, ports: Mapping[str, str] | None = None) -> tuple[Interface, ...] | Unread:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 
+from muster.errors import MusterError
 from muster.group.listening import has_connection, is_listening, strangers
 from muster.runner.main import is_echo
 from muster.spec import Failure, Phase
@@ -15,6 +16,11 @@ from muster.worker.condition import Condition
 TIMEOUTS = ("formation-timeout", "deadline-passed", "step-timeout")
 #: Lines of output that a failure quotes.
 TAIL_LINES = 8
+
+
+def failure_of(error: MusterError) -> Failure:
+    """The error as a failure: of a request, or of a rank in whichever phase it is."""
+    return Failure(kind=error.kind, message=error.message, remedy=error.remedy, retryable=error.retryable)
 
 
 def ended(exit_code: int, tail: Sequence[str], *, script: bool, phase: Phase) -> Failure:

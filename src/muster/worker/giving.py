@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import os
-import re
 import select
 import socket
 import threading
@@ -21,6 +19,7 @@ from typing import BinaryIO, Final
 
 import anyio
 import anyio.to_thread
+import xxhash
 
 from muster.bus.peer import PeerConnection
 from muster.errors import ModelError, PeerError, RequestError
@@ -37,14 +36,13 @@ _SILENCE_SECONDS: Final = 20.0
 #: Bytes per system call. Linux moves at most 2 GiB at once; less lets the worker's end stop a transfer soon.
 _PIECE_BYTES: Final = 64 * 2**20
 _READ_BYTES: Final = 2 * 2**20
-_SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 #: Size and time of the last change, with the digest of that time.
 _Known = tuple[int, int, str]
 
 
 class Digests:
-    """SHA-256 of files, found out once and kept while size and time of change stay. For use in threads."""
+    """XXH3-128 of files, found out once and kept while size and time of change stay. For use in threads."""
 
     def __init__(self) -> None:
         self._known: dict[Path, _Known] = {}
@@ -52,9 +50,7 @@ class Digests:
         self._changed = threading.Condition()
 
     def known(self, file: Path) -> str:
-        """The digest where it is known without reading: the hub's cache names large files by it; else empty."""
-        if file.is_symlink() and _SHA256.fullmatch(name := file.readlink().name):
-            return name
+        """The digest where it is known without reading, else empty."""
         stat = file.stat()
         known = self._known.get(file)
         return known[2] if known is not None and known[:2] == (stat.st_size, stat.st_mtime_ns) else ""
@@ -144,7 +140,7 @@ class Giving:
                     continue
                 wanted = path.name in request.digests
                 digest = self._digests.find(file) if wanted else self._digests.known(file)
-                found.append(PeerFile(name=path.name, bytes=file.stat().st_size, sha256=digest))
+                found.append(PeerFile(name=path.name, bytes=file.stat().st_size, xxh3=digest))
             identity = fingerprint(directory)
         except OSError as error:
             raise ModelError(f"{held.path} cannot be read: {error.strerror}", remedy="see that node's disk") from error
@@ -203,7 +199,7 @@ def _wait_writable(target: socket.socket, seconds: float | None) -> None:
 
 
 def _read(file: Path) -> str:
-    digest = hashlib.sha256()
+    digest = xxhash.xxh3_128()
     buffer = bytearray(_READ_BYTES)
     with file.open("rb", buffering=0) as stream:
         while count := stream.readinto(buffer):

@@ -10,7 +10,7 @@ import anyio
 import msgspec
 
 from muster.bus import ControlClient
-from muster.errors import FencedError, PayloadError, QuorumError, UnreachableError
+from muster.errors import FencedError, MusterError, PayloadError, QuorumError, UnreachableError
 from muster.group.addresses import WILDCARD
 from muster.group.payload import JacclPayload, build_jaccl
 from muster.group.remedies import explain_signal
@@ -20,6 +20,7 @@ from muster.replies import Gathered, Refused
 from muster.spec import Failure, NodeAddress, NodeInfo, Phase
 from muster.state import Connected, Loaded, Rank, Ready
 from muster.worker.condition import Condition
+from muster.worker.diagnosis import failure_of
 from muster.worker.process import RunnerProcess
 from muster.worker.watch import Place
 
@@ -116,6 +117,8 @@ class Relay:
         except UnreachableError:
             self._remind(seconds)
             return None
+        except MusterError as error:  # too large, or no answer to it: the rank fails, and not its worker
+            return GatheredFrame(failure=failure_of(error))
         match reply:
             case Gathered(parts=parts):
                 return GatheredFrame(parts=parts)

@@ -29,6 +29,7 @@ from muster.peer_protocol import (
     Watch,
 )
 from muster.spec import BootId, Failure, NodeAddress, NodeId
+from muster.worker.diagnosis import failure_of
 from muster.worker.ports import PortRange
 
 #: Connections at one time, in all and from one address: a flood takes neither descriptors nor memory from the ranks.
@@ -170,7 +171,7 @@ class PeerServer:
         except (PeerError, ProtocolError):
             raise
         except MusterError as error:
-            reply = PeerRefused(failure=_failure(error))
+            reply = PeerRefused(failure=failure_of(error))
         except Exception:  # the outermost edge of a connection: the worker and its other connections go on
             logger.exception("a {} failed", type(request).__name__)
             return False
@@ -245,7 +246,3 @@ async def send_burst(connection: PeerConnection, count: int) -> None:
             count -= len(part)
     if scope.cancelled_caught:
         raise PeerError(f"{connection.other} does not take a burst within {BURST_SECONDS:g} s")
-
-
-def _failure(error: MusterError) -> Failure:
-    return Failure(kind=error.kind, message=error.message, remedy=error.remedy, retryable=error.retryable)

@@ -22,7 +22,6 @@ from muster.rank_protocol import (
     Form,
     GatherFrame,
     LoadedFrame,
-    Prepare,
     PreparedFrame,
     ProgressFrame,
     ReadyFrame,
@@ -36,6 +35,7 @@ from muster.worker.dialling import all_prepared, listening, listens_first, wait_
 from muster.worker.drain import drain
 from muster.worker.line import Line, RankError, RunnerEndedError
 from muster.worker.pool import RunnerPool
+from muster.worker.preparation import preparation
 from muster.worker.process import RunnerProcess
 from muster.worker.reporter import Reporter
 from muster.worker.site import Site
@@ -144,7 +144,7 @@ class RankTask:
             except RunnerEndedError:
                 await self._judge_end()
             except MusterError as error:
-                raise RankError(_of(error)) from error
+                raise RankError(diagnosis.failure_of(error)) from error
         except RankError as error:
             self._stuck = isinstance(error, StuckError)
             self._fail(error.failure)
@@ -172,24 +172,7 @@ class RankTask:
 
     async def _prepare(self, line: Line) -> None:
         self._dialled = self._generation
-        await line.runner.send(
-            Prepare(
-                instance=self.place.id,
-                attempt=self.place.attempt,
-                rank=self.place.rank,
-                world_size=self.place.world_size,
-                workload=self.place.spec.workload,
-                host=group_plan.steps_host(self.place, self._site.info),
-                directory=str(self._site.directory),
-                generation=self._dialled,
-                shared_seconds=self.place.spec.deadlines.form_seconds,
-                side_channel=self.place.spec.side_channel,
-                layout=self.place.layout,
-                environment=self.place.spec.environment,
-                models_directory=str(self._site.copies or ""),
-                offline=self._site.offline,
-            )
-        )
+        await line.runner.send(preparation(self.place, self._site, self._dialled))
         frame = await self._expect(line, PreparedFrame, self.place.spec.deadlines.prepare_seconds)
         self._reporter.prepared(line.runner, self._addresses, frame.steps)
 
@@ -404,7 +387,3 @@ class RankTask:
 
 def _failure(kind: str, message: str, remedy: str) -> Failure:
     return Failure(kind=kind, message=message, remedy=remedy, retryable=True)
-
-
-def _of(error: MusterError) -> Failure:
-    return Failure(kind=error.kind, message=error.message, remedy=error.remedy, retryable=error.retryable)

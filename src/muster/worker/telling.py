@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -39,6 +39,8 @@ _COLLECT_SECONDS: Final = 300.0
 _SCAN_SECONDS: Final = 60.0
 #: Facts that tests put in the place of those found out: a JSON object of fields of `NodeFacts`, "{node}" in the path.
 TESTING_FACTS: Final = "MUSTER_TESTING_FACTS"
+
+T = TypeVar("T")
 
 
 class Teller:
@@ -80,11 +82,14 @@ class Teller:
         """Send the facts, if there are any yet. They are lost where there is no connection; the next welcome is not."""
         if self.facts is None:
             return
-        try:
-            self._client.send(TellFacts(facts=self.facts))
-        except RequestError as error:
-            logger.warning("too much to tell, so the models are left out: {}", error.message)
-            self._client.send(TellFacts(facts=msgspec.structs.replace(self.facts, models=())))
+        fewer = msgspec.structs.replace(self.facts, models=())
+        for facts in (self.facts, fewer, msgspec.structs.replace(fewer, interfaces=())):
+            try:
+                self._client.send(TellFacts(facts=facts))
+            except RequestError as error:
+                logger.warning("too much to tell: models, then interfaces are left out: {}", error.message)
+            else:
+                return
 
     def scan_soon(self) -> None:
         """Models came or went: scan at the next look."""
@@ -106,20 +111,20 @@ class Teller:
         now = self._clock()
         seen = (glance(), _testing_time(self.info))
         if seen != self._seen or now - self._collected_at >= _COLLECT_SECONDS:
-            found = await anyio.to_thread.run_sync(lambda: collect(self._subject, self._tools))
+            found = await _in_thread(lambda: collect(self._subject, self._tools))
             self._collected_at = self._refreshed_at = now
             self._seen = seen
             self._keep(msgspec.structs.replace(found, models=self.facts.models if self.facts is not None else ()))
         elif self.facts is not None and now - self._refreshed_at >= _REFRESH_SECONDS:
             self._refreshed_at = now
-            if _moved(self.facts):
-                facts = self.facts
-                self._keep(await anyio.to_thread.run_sync(lambda: refresh(facts, self._subject, self._tools)))
+            facts = self.facts
+            if await _in_thread(lambda: _moved(facts)):
+                self._keep(await _in_thread(lambda: refresh(facts, self._subject, self._tools)))
         if now - self._changed_at >= _CHANGE_SECONDS:
-            self._report_addresses(now)
+            await self._report_addresses(now)
         if now - self._scanned_at >= _SCAN_SECONDS:
             self._scanned_at = now
-            models = await anyio.to_thread.run_sync(self._held)
+            models = await _in_thread(self._held)
             if self.facts is not None:
                 self._keep(msgspec.structs.replace(self.facts, models=models))
 
@@ -135,10 +140,11 @@ class Teller:
         changed, self._changed = self._changed, anyio.Event()
         changed.set()
 
-    def _report_addresses(self, now: float) -> None:
+    async def _report_addresses(self, now: float) -> None:
         """Report that addresses came or went; of a node whose operator gave them, only those count."""
         before = self.info.candidates
-        found = candidates(self.info.addresses, interfaces(), given=self.info.addresses_given)
+        there = await _in_thread(interfaces)  # some files for each, and containers have hundreds
+        found = candidates(self.info.addresses, there, given=self.info.addresses_given)
         if set(found) == set(before):
             return
         self._changed_at = now
@@ -149,6 +155,11 @@ class Teller:
         self._outbox.report(
             NodeChanged(node=self.info.node, boot=self.info.boot, candidates=found, gone=gone, new=new), 0
         )
+
+
+async def _in_thread(look: Callable[[], T]) -> T:
+    """What `look` finds; a disk may be a network share that hangs, and the worker goes on, and ends, all the same."""
+    return await anyio.to_thread.run_sync(look, abandon_on_cancel=True)
 
 
 def _without(some: tuple[NodeAddress, ...], others: tuple[NodeAddress, ...]) -> tuple[str, ...]:

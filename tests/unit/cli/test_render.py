@@ -10,6 +10,7 @@ from cluster_states import FAILURE, NOW, ONE, SECOND, envelope, instance, text_o
 
 from muster.cli import documents, render
 from muster.cli.render_events import event_line
+from muster.cli.render_instance import instance_details
 from muster.events import InstanceFailed
 from muster.spec import (
     GroupWorkload,
@@ -70,14 +71,14 @@ def test_the_list_shows_why_an_instance_failed_and_where() -> None:
 )
 def test_the_end_of_a_process_names_the_signal(code: int, words: str) -> None:
     assert render.exit_text(code) == words
-    shown = text_of(render.instance_details(instance(Broken(FAILURE), Gone(code), Gone(0)), [], NOW))
+    shown = text_of(instance_details(instance(Broken(FAILURE), Gone(code), Gone(0)), [], NOW))
     assert f"gone ({words})" in shown
 
 
 def test_a_description_has_the_cause_the_remedy_and_the_last_lines() -> None:
     broken = instance(Broken(FAILURE), Gone(0), Gone(3, FAILURE))
     events = [envelope(InstanceFailed(instance=ONE, attempt=1, failure=FAILURE))]
-    shown = text_of(render.instance_details(broken, [event_line(item) for item in events], NOW))
+    shown = text_of(instance_details(broken, [event_line(item) for item in events], NOW))
     assert FAILURE.sentence() in shown
     assert "before" in shown
     assert "ValueError" in shown
@@ -138,7 +139,7 @@ def test_the_next_attempt_has_a_time(status: InstanceStatus, ranks: tuple[Ready 
     found = instance(status, *ranks)
     assert render.next_attempt_text(found, NOW) == words
     assert ("again" in text_of(render.instances_table([found], NOW))) == bool(words)
-    assert ("next attempt" in text_of(render.instance_details(found, [], NOW))) == bool(words)
+    assert ("next attempt" in text_of(instance_details(found, [], NOW))) == bool(words)
 
 
 def test_an_attempt_that_is_ended_on_purpose_says_why() -> None:
@@ -146,7 +147,7 @@ def test_an_attempt_that_is_ended_on_purpose_says_why() -> None:
     line = text_of(render.instances_table([found], NOW)).splitlines()[1]
     assert "ending" in line
     assert "node b is being drained" in line
-    assert "node b is being drained; the next attempt follows" in text_of(render.instance_details(found, [], NOW))
+    assert "node b is being drained; the next attempt follows" in text_of(instance_details(found, [], NOW))
     summary = documents.instance_summary(found)
     assert (summary["state"], summary["reason"], summary["failure"]) == ("ending", "node b is being drained", None)
 
@@ -163,7 +164,7 @@ def test_each_rank_has_a_budget_of_its_own() -> None:
     found = with_budget(Starting(), NOW)
     first, second = documents.instance_document(found, [], NOW)["ranks"]  # pyright: ignore
     assert (first["blamed"], first["retries_left"], second["blamed"], second["retries_left"]) == (1, 4, 7, 0)
-    shown = text_of(render.instance_details(found, [], NOW)).splitlines()
+    shown = text_of(instance_details(found, [], NOW)).splitlines()
     assert "2 of no rank's making, 3 of 5 retries left for those" in next(
         line for line in shown if "failed so far" in line
     )
@@ -177,12 +178,12 @@ def test_a_budget_is_whole_again_after_a_settled_run() -> None:
     found = with_budget(Running(), NOW - 61 * SECOND)
     document = documents.instance_document(found, [], NOW)
     assert [(rank["blamed"], rank["retries_left"]) for rank in document["ranks"]] == [(0, 5), (0, 5)]  # pyright: ignore
-    assert "no rank's making" not in text_of(render.instance_details(found, [], NOW))
+    assert "no rank's making" not in text_of(instance_details(found, [], NOW))
 
 
 def test_where_nothing_is_tried_again_there_is_no_budget() -> None:
     assert documents.instance_document(instance(Running()), [], NOW)["ranks"][0]["retries_left"] is None  # pyright: ignore
-    assert "RETRIES" not in text_of(render.instance_details(instance(Running()), [], NOW))
+    assert "RETRIES" not in text_of(instance_details(instance(Running()), [], NOW))
 
 
 @pytest.mark.parametrize(

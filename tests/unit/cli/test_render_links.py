@@ -8,7 +8,8 @@ import cluster_states
 import msgspec
 from rich.console import Console, RenderableType
 
-from muster.cli.render import gone_addresses, instance_details, rate, trip
+from muster.cli.render import rate, trip
+from muster.cli.render_instance import gone_addresses, instance_details
 from muster.cli.render_links import links_view, pair_document, trials_view
 from muster.facts import Interface, NodeFacts
 from muster.layout import Layout, RankLayout, RankLink

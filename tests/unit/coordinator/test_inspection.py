@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, cast
 
 import anyio
@@ -147,3 +148,10 @@ def test_where_nobody_knows_it_says_why(cluster: Cluster, said: str) -> None:
     found = cluster.needs("/models/m")
     assert isinstance(found, Failure)
     assert said in found.message
+
+
+def test_the_size_of_weights_on_this_machine_is_known_whatever_else_is_not(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"x" * 1000)
+    inspection = Inspection(Knowledge())
+    sizes = {str(tmp_path): 1000, "/nowhere": 0, "org/model": 0, "~no-such-user-here/model": 0, "a\0b": 0}
+    assert {model: anyio.run(inspection.weights_bytes, model) for model in sizes} == sizes

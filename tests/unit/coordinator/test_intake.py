@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import pytest
 from books import A, Books
@@ -105,10 +103,11 @@ def test_a_model_that_this_machine_does_not_know_is_left_to_the_nodes(model: str
     assert books.ledger.state.instances[answer.instance].spec.memory_bytes == MODEL_RANK_BYTES
 
 
-def test_the_weights_count_where_they_are_seen(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(b"x" * 1000)
+def test_the_weights_count_where_they_are_seen() -> None:
     books = Books("a")
-    answer = created(books, InstanceSpec(workload=ModelWorkload(model=str(tmp_path)), ranks=2))
+    spec = InstanceSpec(workload=ModelWorkload(model="/somewhere"), ranks=2)
+    answer = create(books.ledger, Create(spec=spec), weights_bytes=1000)
+    assert isinstance(answer, Created)
     assert books.ledger.state.instances[answer.instance].spec.memory_bytes == MODEL_RANK_BYTES + 550
 
 

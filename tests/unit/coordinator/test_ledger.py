@@ -11,8 +11,9 @@ from books import A, B, Books, info
 from muster.coordinator import ledger as ledger_module
 from muster.errors import LogError
 from muster.events import Envelope, Event, NodeJoined, NodeLost, Unknown, kind_of
-from muster.lifecycle import SECOND, Decision, Settings
+from muster.lifecycle import SECOND, Decision, Observed, Settings
 from muster.spec import COORDINATOR, BootId
+from muster.state import State
 
 LOST = NodeLost(node=A, boot=BootId("boot-1"), reason="test")
 
@@ -128,3 +129,25 @@ def test_a_coordinator_that_is_stopped_while_it_settles_takes_no_node_for_lost(m
     books.ledger.settle()
     assert [kind_of(event) for event in map(Envelope.event, books.published)][2:] == ["node.lost"]
     assert books.ledger.state.nodes[B].lost is None
+
+
+def test_heartbeats_alone_make_nobody_look_for_room_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    books = Books("a", "b")
+    crowded: list[bool] = []
+
+    def decide(state: State, observed: Observed, now_ns: int, settings: Settings) -> list[Decision]:
+        del state, now_ns, settings
+        crowded.append(observed.crowded)
+        return []
+
+    monkeypatch.setattr(ledger_module, "decide", decide)
+    now_ns, later_ns = books.ledger.clock.now_ns, 0
+    monkeypatch.setattr(books.ledger.clock, "now_ns", lambda: now_ns() + later_ns)
+    for _ in range(3):
+        books.ledger.settle()
+    later_ns = 2 * SECOND
+    for _ in range(2):
+        books.ledger.settle()
+    books.ledger.commit(LOST)
+    books.ledger.settle()
+    assert crowded == [False, True, True, False, True, False]

@@ -9,6 +9,7 @@ from muster.bench.random_clusters import GIB, model, wish
 from muster.coordinator.intake import create
 from muster.coordinator.previews import preview
 from muster.events import InstanceCreated, NodeJoined
+from muster.known import Known
 from muster.protocol import Create, Preview
 from muster.replies import Created, Previewed, Refused
 
@@ -24,7 +25,7 @@ def test_the_first_option_is_what_create_does() -> None:
     books = books_of(a=20, b=20)
     spec = wish(1, auto_ranks=True)
     before = books.ledger.state
-    found = preview(books.ledger, Preview(spec=spec), model())
+    found = preview(books.ledger.state, Known(), Preview(spec=spec), model())
     assert isinstance(found, Previewed)
     assert books.ledger.state is before
     fitting = [option for option in found.options if not option.refusal]
@@ -52,7 +53,7 @@ def test_the_chosen_number_of_ranks_is_what_is_logged() -> None:
 
 
 def test_what_does_not_fit_is_told_with_what_would() -> None:
-    found = preview(books_of(a=5, b=5).ledger, Preview(spec=wish(1)), model())
+    found = preview(books_of(a=5, b=5).ledger.state, Known(), Preview(spec=wish(1)), model())
     assert isinstance(found, Previewed)
     assert "does not fit on 1 rank(s)" in found.options[0].refusal
     assert not found.options[1].refusal
@@ -61,7 +62,7 @@ def test_what_does_not_fit_is_told_with_what_would() -> None:
 
 
 def test_without_nodes_it_is_refused() -> None:
-    found = preview(books_of().ledger, Preview(spec=wish(1)), model())
+    found = preview(books_of().ledger.state, Known(), Preview(spec=wish(1)), model())
     assert isinstance(found, Refused)
     assert found.failure.message == "no node has joined"
 

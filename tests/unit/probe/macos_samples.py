@@ -183,23 +183,6 @@ PORTS = {
     "Thunderbolt Ethernet Slot 1": "en9",
 }
 
-SERVICE_ORDER = """An asterisk (*) denotes that a network service is disabled.
-(1) Ethernet
-(Hardware Port: Ethernet, Device: en0)
-
-(2) Wi-Fi
-(Hardware Port: Wi-Fi, Device: en1)
-
-(*) Thunderbolt Bridge
-(Hardware Port: Thunderbolt Bridge, Device: bridge0)
-
-(3) Cable to studio-b
-(Hardware Port: Thunderbolt 2, Device: en3)
-
-(4) Tailscale
-(Hardware Port: io.tailscale.ipn.macsys, Device: )
-
-"""
 
 IFCONFIG = """lo0: flags=8049<UP,LOOPBACK,RUNNING,MULTICAST> mtu 16384
 \toptions=1203<RXCSUM,TXCSUM,TXSTATUS,SW_TIMESTAMP>

@@ -146,7 +146,6 @@ def test_a_tool_is_run_with_a_deadline_and_what_stays_is_asked_once(tmp_path: Pa
 PARSERS: list[Callable[[str], object]] = [
     lambda text: macos_thunderbolt.parse_thunderbolt(text, {}),
     macos_network.parse_hardware_ports,
-    macos_network.parse_service_order,
     macos_network.parse_ifconfig,
     macos_rdma.parse_rdma_ctl,
     macos_rdma.parse_ibv_devices,
@@ -157,14 +156,13 @@ PARSERS: list[Callable[[str], object]] = [
     macos_system.parse_pmset,
     macos_system.parse_firewall,
     linux_system.parse_os_release,
-    linux_system.parse_meminfo,
     linux_system.parse_pressure,
     linux_system.parse_cpuinfo,
     linux_system.parse_nvidia_smi,
     linux_system.parse_ufw,
     linux_system.blas_of,
 ]
-TEXTS = [text for text in TOOLS.values() if text] + [samples.INTEL, samples.SERVICE_ORDER, samples.HARDWARE]
+TEXTS = [text for text in TOOLS.values() if text] + [samples.INTEL, samples.HARDWARE]
 
 
 @given(

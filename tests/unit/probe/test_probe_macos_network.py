@@ -6,7 +6,7 @@ import macos_samples as samples
 import pytest
 
 from muster.facts import Interface, InterfaceKind
-from muster.probe.macos_network import kind_of, parse_hardware_ports, parse_ifconfig, parse_service_order
+from muster.probe.macos_network import kind_of, parse_hardware_ports, parse_ifconfig
 from muster.probe.reading import Unread
 from muster.spec import NodeAddress
 
@@ -82,19 +82,6 @@ def test_hardware_ports_map_to_devices() -> None:
     assert parse_hardware_ports(samples.HARDWARE_PORTS) == samples.PORTS
     for text in ("", "** Error: Unable to find item in network database.\n", "Device: en0\n"):
         assert isinstance(parse_hardware_ports(text), Unread)
-
-
-def test_the_order_of_services_says_which_are_off() -> None:
-    found = parse_service_order(samples.SERVICE_ORDER)
-    assert not isinstance(found, Unread)
-    assert [(one.name, one.device, one.enabled) for one in found] == [
-        ("Ethernet", "en0", True),
-        ("Wi-Fi", "en1", True),
-        ("Thunderbolt Bridge", "bridge0", False),
-        ("Cable to studio-b", "en3", True),
-        ("Tailscale", "", True),
-    ]
-    assert isinstance(parse_service_order("An asterisk (*) denotes that a network service is disabled.\n"), Unread)
 
 
 def test_ifconfig_that_says_nothing_is_not_read() -> None:
