@@ -56,7 +56,7 @@ def fold_node(state: State, event: NodeEvent, time_ns: int) -> State:
             return set_aside(state, name, Aside(event.reason, event.remedy, event.until_ns))
         case NodeChanged():
             info = msgspec.structs.replace(node.info, candidates=event.candidates)
-            return _with_node(state, msgspec.structs.replace(node, info=info))
+            return _with_node(state, msgspec.structs.replace(node, info=info, moved_ns=time_ns))
         case NodeResumed():
             asides = node.asides if event.trial else 0
             resumed = msgspec.structs.replace(node, duty=Serving(), faults_ns=(), asides=asides, tried_ns=time_ns)

@@ -54,12 +54,15 @@ from muster.state import (
     phase_of,
     takes_instances,
 )
+from muster.stranded import stranded, stranded_ns
 
 SECOND = 1_000_000_000
 #: `wake_ns` is at least so much later than now: what is due but cannot be logged (a full disk) must not become a spin.
 _SHORTEST_NAP_NS = SECOND // 20
 #: A backoff that doubled so often is at its limit; a float that doubles 1024 times overflows.
 _MOST_DOUBLINGS = 64
+#: The first wait for a hub, or the network to it: they take longer to come back than a process.
+_OUTSIDE_SECONDS = 2.0
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,6 +137,8 @@ def wake_ns(state: State, observed: Observed, now_ns: int, settings: Settings) -
                     times.append(retry)
             case Starting() | Running():
                 times.extend(_rank_times(instance, observed, settings))
+                if (stranded_at := stranded_ns(instance, state, int(settings.lease_seconds * SECOND))) is not None:
+                    times.append(stranded_at)
             case _ if is_over(instance):
                 times.append(_expiry_ns(instance, settings))
             case _:
@@ -203,7 +208,11 @@ def _node_times(name: NodeId, node: Node, observed: Observed, now_ns: int, setti
 def _next(instance: Instance, state: State, observed: Observed, now_ns: int, settings: Settings) -> Event | None:
     match instance.status:
         case Starting() | Running():
-            failure = _blame(instance, observed, now_ns, settings) or _overdue(instance, observed, now_ns, settings)
+            failure = (
+                _blame(instance, observed, now_ns, settings)
+                or _overdue(instance, observed, now_ns, settings)
+                or stranded(instance, state, now_ns, int(settings.lease_seconds * SECOND))
+            )
             if failure is not None:
                 return fail(instance, failure, now_ns)
             moved = _leave_drained(instance, state)
@@ -282,7 +291,8 @@ def fail(instance: Instance, failure: Failure, now_ns: int) -> InstanceFailed:
     counted = counted_failures(instance, failure.rank, now_ns)
     if isinstance(restart, RestartOnFailure) and failure.retryable and counted < restart.maximum:
         doublings = 0 if is_settled(instance, now_ns) else min(instance.failed_attempts, _MOST_DOUBLINGS)
-        wait = min(restart.backoff_seconds * 2.0**doublings, restart.backoff_max_seconds)
+        first = max(restart.backoff_seconds, _OUTSIDE_SECONDS * (failure.kind == "model-unavailable"))
+        wait = min(first * 2.0**doublings, restart.backoff_max_seconds)
         retry_at_ns = now_ns + int(wait * SECOND)
     return InstanceFailed(instance=instance.id, attempt=instance.attempt, failure=failure, retry_at_ns=retry_at_ns)
 

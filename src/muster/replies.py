@@ -164,6 +164,7 @@ class Previewed(Reply, frozen=True, kw_only=True, tag="previewed"):
     options: tuple[Option, ...]
     needs: ModelNeeds | None = None
     remedies: tuple[str, ...] = ()
+    unknown: str = ""  #: why nobody could say what the model needs, where that is so: memory is a guess then
 
 
 class Gathered(Reply, frozen=True, kw_only=True, tag="gathered"):

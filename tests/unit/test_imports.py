@@ -27,6 +27,7 @@ PURE = (
     "fold_nodes",
     "lifecycle",
     "placement",
+    "stranded",
 )
 #: What of the standard library does no I/O.
 PURE_LIBRARY = {
@@ -63,6 +64,7 @@ HEIGHTS = {
     "fold": 6,
     "device_matrix": 3,
     "rdma": 4,
+    "stranded": 5,
     "placement": 5,
     "lifecycle": 7,
     "protocol": 6,

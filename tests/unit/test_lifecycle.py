@@ -168,6 +168,19 @@ def test_the_backoff_doubles_up_to_its_limit_and_the_maximum_is_kept() -> None:
     assert is_over(cluster.instance())
 
 
+def test_what_came_from_outside_is_waited_for_longer() -> None:
+    cluster = Cluster("a", "b")
+    cluster.create(msgspec.structs.replace(MODEL, restart=RestartOnFailure()))
+    waits: list[float] = []
+    for _ in range(5):
+        event = only_failure(cluster.report(RankFailed, 0, failure=failed("model-unavailable")))
+        assert event.retry_at_ns is not None
+        waits.append((event.retry_at_ns - cluster.now_ns) / SECOND)
+        cluster.tear_down()
+        cluster.advance(30)
+    assert waits == [2.0, 4.0, 8.0, 16.0, 30.0]
+
+
 def test_a_huge_number_of_attempts_does_not_overflow_the_backoff() -> None:
     cluster = Cluster("a", "b")
     restart = RestartOnFailure(maximum=10_000, backoff_seconds=0.5, backoff_max_seconds=3.0)

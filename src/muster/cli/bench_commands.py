@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from muster.cli.options import parse_choice
+from muster.errors import RequestError
 
 if TYPE_CHECKING:
     from muster.bench.report import Report
@@ -190,6 +191,8 @@ def _report(
     from muster.bench.report import render
     from muster.cli.processes import configure_logs
 
+    if output is not None and not output.absolute().parent.is_dir():
+        raise RequestError(f"--output is {str(output)!r}", remedy="Give a file in a directory that exists.")
     configure_logs("warning")
     progress = Console(stderr=True)
     # The addresses of sockets are short, so the directory has to be, too.

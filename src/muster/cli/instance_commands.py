@@ -25,6 +25,7 @@ from muster.cli.options import (
     parse_choice,
     parse_deadlines,
     parse_environment,
+    parse_gib,
     parse_nodes,
     parse_restart,
 )
@@ -146,7 +147,6 @@ def create(
 
     check_positive("--timeout", timeout)
     check_positive("--wait-seconds", wait_seconds)
-    check_positive("--memory", memory)
     given = read_hostfile(hostfile, ranks=parse_ranks(ranks), nodes=nodes, backend=backend)
     serving: dict[str, str | int | None] = {
         "revision": revision,
@@ -183,7 +183,7 @@ def create(
             side_channel=parse_choice("--side-channel", side_channel, ("tcp", "bus")),  # pyright: ignore[reportArgumentType]
             restart=NeverRestart() if restart is None else parse_restart(restart),
             deadlines=parse_deadlines(deadline),
-            memory_bytes=None if memory is None else int(memory * 2**30),
+            memory_bytes=parse_gib("--memory", memory),
         )
     waiting = Waiting(seconds=wait_seconds, quiet=quiet) if wait or wait_seconds is not None else None
     _create(coordinator, spec, waiting, json, given)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from muster.cli.options import DEFAULT_ADDRESS, CoordinatorOption, JsonOption, NodesArgument, check_node, check_positive
+from muster.cli.wishes import parse_network
 from muster.errors import RequestError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def register(app: typer.Typer) -> None:
 def links(
     nodes: NodesArgument = None,
     measure: Annotated[bool, typer.Option("--measure", help="Measure all links again first, and wait for it.")] = False,
-    network: Annotated[str, typer.Option(help="Only what goes over this network.", metavar="CIDR")] = "",
+    network: Annotated[str | None, typer.Option(help="Only what goes over this network.", metavar="CIDR")] = None,
     timeout: Annotated[float, typer.Option(help="Wait no longer than this for --measure.", metavar="SECONDS")] = 60.0,
     json: JsonOption = False,
     coordinator: CoordinatorOption = DEFAULT_ADDRESS,
@@ -47,6 +48,7 @@ def links(
     from muster.cli.render_links import links_view, pair_document, pairs_of, trials_view
 
     check_positive("--timeout", timeout)
+    only = parse_network(network)
     wanted = tuple(dict.fromkeys(nodes or ()))
     for name in wanted:
         check_node(name, "NODE")
@@ -57,7 +59,7 @@ def links(
         return await _look(client, timeout if measure else None)
 
     seen, late = run(coordinator, work)
-    found = _link_map(seen, network)
+    found = _link_map(seen, only)
     known = _shown(seen, wanted)
     if json:
         pairs = [pair_document(found, a, b) for a, b in pairs_of(known)]
@@ -69,6 +71,9 @@ def links(
         console.print(links_view(found, known, console.width))
     else:
         typer.echo("No two nodes are there. Start a worker on each: muster worker --join HOST[:PORT]", err=True)
+    gone = {name: node.lost for name, node in sorted(seen.state.nodes.items()) if node.lost is not None}
+    for name, reason in gone.items() if not json and not wanted else ():
+        typer.echo(f"node {name} is lost: {reason}", err=True)
     if late:
         typer.echo(f"after {timeout:g} s these nodes still measure: {', '.join(late)}", err=True)
         raise typer.Exit(1)
@@ -115,6 +120,8 @@ def _shown(seen: View, wanted: tuple[str, ...]) -> tuple[NodeId, ...]:
 
     there = {name for name, node in seen.state.nodes.items() if node.lost is None}
     for name in wanted:
+        known = seen.state.nodes.get(NodeId(name))
         if NodeId(name) not in there:
-            raise RequestError(f"node {name} is not there", remedy="See: muster nodes", field="nodes")
+            what = "is unknown" if known is None else f"is lost: {known.lost}"
+            raise RequestError(f"node {name} {what}", remedy="See: muster nodes", field="nodes")
     return tuple(map(NodeId, wanted)) or tuple(sorted(there))

@@ -42,6 +42,8 @@ def _address_of(context: typer.Context) -> str:
     return str(context.params.get("coordinator") or os.environ.get(paths.COORDINATOR_VARIABLE) or DEFAULT_ADDRESS)
 
 
+#: More than the memory of any machine, in GiB.
+MOST_GIB = 2.0**20
 CoordinatorOption = Annotated[
     str,
     typer.Option(
@@ -221,6 +223,18 @@ def check_positive(option: str, value: float | None) -> None:
     """Raises `RequestError` unless the value is missing or a finite number above zero."""
     if value is not None and not (math.isfinite(value) and value > 0):
         raise RequestError(f"{option} is {value:g}", remedy="Give a number above zero.")
+
+
+def parse_gib(option: str, value: float | None) -> int | None:
+    """GiB as bytes; `None` where it is missing.
+
+    Raises:
+        RequestError: it is no number above zero, or more than any machine has.
+    """
+    check_positive(option, value)
+    if value is not None and value > MOST_GIB:
+        raise RequestError(f"{option} is {value:g}", remedy=f"Give GiB, at most {MOST_GIB:g}.")
+    return None if value is None else int(value * 2**30)
 
 
 def absolute(path: Path) -> str:

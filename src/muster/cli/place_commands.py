@@ -14,9 +14,9 @@ from muster.cli.options import (
     JsonOption,
     NodesOption,
     absolute,
-    check_positive,
     input_errors,
     parse_choice,
+    parse_gib,
     parse_nodes,
 )
 from muster.cli.wishes import (
@@ -65,16 +65,15 @@ def place(
     Nothing is created or reserved. The first is what `create` would choose with the same options. Ends with 1 where
     nothing fits, and says what would.
 
-    --json prints {"options", "needs", "remedies"}. An option has assignments (rank, node, boot), backend, layout
-    (sharding, ranks with memory_bytes, weights_bytes, cache_bytes, layers and next, …) and refusal, which is empty
-    where it is one.
+    --json prints {"options", "needs", "remedies", "unknown"}. An option has assignments (rank, node, boot), backend,
+    layout (sharding, ranks with memory_bytes, weights_bytes, cache_bytes, layers and next, …) and refusal, which is
+    empty where it is one.
     """
     from muster.cli.client import run
     from muster.protocol import Preview
     from muster.replies import Previewed
     from muster.spec import InstanceSpec, ModelWorkload
 
-    check_positive("--memory", memory)
     if not model.strip():
         raise RequestError("MODEL is empty", remedy="Give a directory or a hub id.")
     path = Path(model)
@@ -100,7 +99,7 @@ def place(
             backend=parse_choice("--backend", backend, ("auto", "ring", "jaccl")),  # pyright: ignore[reportArgumentType]
             split=layers,
             network=parse_network(network),
-            memory_bytes=None if memory is None else int(memory * 2**30),
+            memory_bytes=parse_gib("--memory", memory),
         )
 
     async def ask(client: ControlClient) -> Previewed:

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from muster import stranded
 from muster.cli.render import (
     age,
     budget,
@@ -24,7 +25,6 @@ from muster.cli.render import (
     trip,
 )
 from muster.device_matrix import cables
-from muster.links import is_loopback
 from muster.spec import Failure, GroupWorkload, InstanceSpec, ModelWorkload, NodeId, Phase, ScriptWorkload
 from muster.state import Broken, Ending, Gone, Instance, Node, counted_failures, reserved_bytes, status_name
 
@@ -111,18 +111,10 @@ def _attempt_text(instance: Instance, now_ns: int | None) -> str:
 
 def gone_addresses(instance: Instance, nodes: Mapping[NodeId, Node] | None) -> list[str]:
     """Which addresses the ranks were given that their nodes do not have any more."""
-    found: list[str] = []
-    for rank in instance.ranks:
-        node = (nodes or {}).get(rank.node)
-        if node is None or node.info.boot != rank.boot or not node.info.candidates:
-            continue
-        link = instance.layout.ranks[rank.rank].next if rank.rank < len(instance.layout.ranks) else None
-        pinned = [one.host for one in rank.addresses] + ([link.own] if link is not None else [])
-        there = {one.host for one in node.info.candidates}
-        gone = sorted({host for host in pinned if host not in there and not is_loopback(host)})
-        if gone and not isinstance(rank.state, Gone):
-            found.append(f"rank {rank.rank} uses {', '.join(gone)}, which node {rank.node} does not have any more")
-    return found
+    return [
+        f"rank {rank.rank} uses {', '.join(gone)}, which node {rank.node} does not have any more"
+        for rank, gone in stranded.gone_addresses(instance, nodes or {})
+    ]
 
 
 def _links_table(instance: Instance) -> Table:

@@ -27,6 +27,8 @@ def preview_view(model: str, found: Previewed) -> RenderableType:
         parts.append(cell(f"{model} would go to {choice(nodes, first.backend, first.layout)}", "bold"))
         parts.append(_ranks(first))
         parts += [cell(reason, "dim") for reason in first.layout.steps_down]
+        if found.unknown:
+            parts.append(cell(f"memory is a guess: nobody could say what the model needs: {found.unknown}", "yellow"))
         others = fitting[1:]
     else:
         reason = found.options[0].refusal if found.options else "nothing fits"

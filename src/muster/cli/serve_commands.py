@@ -11,7 +11,7 @@ import typer
 
 from muster import paths
 from muster.api.settings import ApiSettings
-from muster.cli.options import check_positive, parse_choice
+from muster.cli.options import check_positive, parse_choice, parse_gib
 from muster.errors import RequestError
 
 #: The HTTP API's port is so far above the control port.
@@ -179,6 +179,20 @@ def coordinator(
     anyio.run(run_coordinator, settings, partners, attendance, api)
 
 
+def _models_directory(path: Path) -> Path:
+    """The directory from the root.
+
+    Raises:
+        RequestError: it is none.
+    """
+    found = path.expanduser().absolute()
+    if not str(path).strip() or not found.is_dir():
+        raise RequestError(
+            f"--models is {str(path)!r}, which is no directory", remedy="Give the directory that models lie in."
+        )
+    return found
+
+
 def worker(
     join: Annotated[
         str,
@@ -224,10 +238,10 @@ def worker(
         directory=directory or paths.worker_directory(name),
         addresses=tuple(address or ()),
         ports=parse_ports(ports) if ports is not None else None,
-        memory_bytes=int(memory * 2**30) if memory is not None else None,
+        memory_bytes=parse_gib("--memory", memory),
         max_ranks=max_ranks,
-        pool=PoolSettings(size=pool, memory_bytes=int(pool_memory * 2**30)),
-        models=tuple(path.expanduser().absolute() for path in models or ()),
+        pool=PoolSettings(size=pool, memory_bytes=parse_gib("--pool-memory", pool_memory) or 0),
+        models=tuple(_models_directory(path) for path in models or ()),
         copies=copies.expanduser().absolute() if copies is not None else None,
         offline=offline,
     )

@@ -89,18 +89,22 @@ class Calls:
         if isinstance(request, Inspect):
             found = await self._inspection.needs(request.model, request.revision or None, self._ledger.state)
             return Refused(failure=found) if isinstance(found, Failure) else found
-        needs, weights_bytes = None, 0
+        needs, weights_bytes, unknown = None, 0, ""
         workload = request.spec.workload
         created = isinstance(request, Create) and intake.find_created(self._ledger.state, request.key) is not None
         if isinstance(workload, ModelWorkload) and not created:
             found = await self._inspection.needs(workload.model, workload.revision, self._ledger.state)
             if isinstance(found, Needs):
                 needs = found.needs
+            elif isinstance(request, Preview) and not found.retryable:
+                return Refused(failure=found)
             else:
+                unknown = found.message
                 weights_bytes = await self._inspection.weights_bytes(workload.model)
         if isinstance(request, Preview):
             state, known = self._ledger.state, self._ledger.known()
-            return await anyio.to_thread.run_sync(previews.preview, state, known, request, needs, weights_bytes)
+            reply = await anyio.to_thread.run_sync(previews.preview, state, known, request, needs, weights_bytes)
+            return msgspec.structs.replace(reply, unknown=unknown) if isinstance(reply, Previewed) else reply
         return self._change(request, needs, weights_bytes)
 
     def _change(

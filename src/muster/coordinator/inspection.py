@@ -32,6 +32,8 @@ _NODES_SECONDS: Final = 3.0
 _HUB_SECONDS: Final = 12.0
 #: Nodes that are asked at once; those that say that they hold the model come first.
 _ASKED: Final = 16
+#: Models on nodes that a refusal names.
+_OFFERED: Final = 8
 #: Addresses of a node that are tried.
 _ADDRESSES: Final = 4
 
@@ -75,13 +77,17 @@ class Inspection:
                 seen = await self._ask_nodes(nodes[:2], request, _HUB_SECONDS, refusals)
                 if seen is not None:
                     return seen
-        return _nobody(model, refusals)
+        return _nobody(model, refusals, self._offered())
 
     async def weights_bytes(self, model: str) -> int:
         """Size of the model's weights where this machine has them, 0 where it does not know. Never raises."""
         with anyio.move_on_after(_HERE_SECONDS):
             return await anyio.to_thread.run_sync(_weights_bytes, model, abandon_on_cancel=True)
         return 0
+
+    def _offered(self) -> list[str]:
+        """What nodes hold, by the names that it can be asked for by."""
+        return sorted({held.model for facts in self._knowledge.facts.values() for held in facts.models})
 
     async def _try(
         self, find: Callable[[], ModelNeeds | None], seconds: float, refusals: list[Failure]
@@ -146,7 +152,7 @@ def _weights_bytes(model: str) -> int:
         return 0
 
 
-def _nobody(model: str, refusals: list[Failure]) -> Failure:
+def _nobody(model: str, refusals: list[Failure], offered: list[str]) -> Failure:
     """The refusal that says most: of broken files, or of the hub, rather than that a name is not there."""
     telling = [one for one in refusals if "is no directory on this node" not in one.message]
     if telling:
@@ -155,7 +161,8 @@ def _nobody(model: str, refusals: list[Failure]) -> Failure:
         return _failure(
             "model-invalid",
             f"model {model!r} is on no node that could be asked, and is no hub id (owner/name)",
-            remedy="Check the path, or give a hub id; a directory must be on the nodes that are to run it.",
+            remedy="Check the path, or give a hub id; a directory must be on a node that is to run it, or below the "
+            f"--models of a worker. {_offer(offered)}",
         )
     return _failure(
         "model-unavailable",
@@ -163,6 +170,13 @@ def _nobody(model: str, refusals: list[Failure]) -> Failure:
         remedy="Wait until a node has joined that holds it.",
         retryable=True,
     )
+
+
+def _offer(offered: list[str]) -> str:
+    if not offered:
+        return "No node offers a model."
+    more = f", and {len(offered) - _OFFERED} more" if len(offered) > _OFFERED else ""
+    return f"Nodes offer: {', '.join(offered[:_OFFERED])}{more}."
 
 
 def _failure(kind: str, message: str, *, remedy: str = "", retryable: bool = False) -> Failure:

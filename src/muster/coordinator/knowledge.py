@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import msgspec
+from loguru import logger
 
+from muster.coordinator.plausible import fault_of_facts, fault_of_links
 from muster.facts import NodeFacts
 from muster.known import Known
 from muster.links import NodeLinks
@@ -40,13 +42,19 @@ class Knowledge:
     def tell_facts(self, facts: NodeFacts, state: State) -> None:
         """Take a node's facts, unless they are of another boot than the one that is there."""
         node = state.nodes.get(facts.node)
-        if node is not None and node.info.boot == facts.boot:
+        if node is not None and node.info.boot == facts.boot and _heard(facts.node, fault_of_facts(facts)):
             self.facts[facts.node] = facts
 
     def tell_links(self, links: NodeLinks, state: State) -> None:
         """Take what a node measured, unless it is of another boot than the one that is there."""
         node = state.nodes.get(links.node)
-        if node is not None and node.info.boot == links.boot:
+        if node is not None and node.info.boot == links.boot and _heard(links.node, fault_of_links(links)):
             # A round that nobody has asked for here is of another coordinator, and answers none of this one's.
             asked = links.round <= self.measure_round
             self.links[links.node] = links if asked else msgspec.structs.replace(links, round=0)
+
+
+def _heard(node: NodeId, fault: str) -> bool:
+    if fault:
+        logger.warning("node {} tells what cannot be, and is not listened to: {}", node, fault)
+    return not fault

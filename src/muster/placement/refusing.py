@@ -52,12 +52,28 @@ def unlinked(chooser: Chooser, ranks: int) -> Refusal:
         for one, other in combinations(range(len(nodes)), 2)
         if chooser.worth(one, other) is None
     ]
+    if not missing:
+        return _crowded(chooser, ranks)
     reasons = [chooser.links.why_not(one, other) for one, other in missing[:4]]
     more = f"; and {len(missing) - 4} more pairs" if len(missing) > 4 else ""
     return Refusal(
         message=f"no {ranks} of the nodes reach each other in a ring: {'; '.join(reasons)}{more}",
         remedies=("see the links with: muster links --measure", "name nodes that do reach each other: --nodes"),
         shortfalls=tuple(Shortfall(node=one, reason=f"node {one} has no link to {other}") for one, other in missing),
+    )
+
+
+def _crowded(chooser: Chooser, ranks: int) -> Refusal:
+    """Each node has room and all are linked, but some share the memory of one machine."""
+    short = tuple(
+        Shortfall(node=candidate.node, reason=f"node {candidate.node} has a part in {size(pool)} of its machine")
+        for candidate in chooser.cluster.nodes
+        if (pool := chooser.cluster.pools.get(candidate.machine)) is not None
+    )
+    return Refusal(
+        message=f"{ranks} rank(s) do not fit side by side on nodes that share a machine: {_told(short)}",
+        remedies=(_MORE,),
+        shortfalls=short,
     )
 
 

@@ -1,0 +1,63 @@
+"""Ranks whose node no longer has the addresses that they were given, as when a cable is pulled. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from muster.links import is_loopback
+from muster.spec import Failure, ModelWorkload, NodeId
+from muster.state import Gone, Instance, Node, Rank, State, phase_of
+
+
+def gone_addresses(instance: Instance, nodes: Mapping[NodeId, Node]) -> list[tuple[Rank, list[str]]]:
+    """The live ranks with the addresses that they use and that their nodes do not have any more."""
+    found: list[tuple[Rank, list[str]]] = []
+    for rank in instance.ranks:
+        node = nodes.get(rank.node)
+        if isinstance(rank.state, Gone) or node is None or node.info.boot != rank.boot or not node.info.candidates:
+            continue
+        link = instance.layout.ranks[rank.rank].next if rank.rank < len(instance.layout.ranks) else None
+        pinned = [one.host for one in rank.addresses] + ([link.own] if link is not None else [])
+        there = {one.host for one in node.info.candidates}
+        gone = sorted({host for host in pinned if host not in there and not is_loopback(host)})
+        if gone:
+            found.append((rank, gone))
+    return found
+
+
+def stranded_ns(instance: Instance, state: State, patience_ns: int) -> int | None:
+    """When a model over TCP is given up for an address that is gone; `None` where none is.
+
+    A cable that is plugged in again soon does no harm: connections outlive that. A script is left alone, it may have
+    long pauses of its own; a jaccl group uses its addresses only while it forms.
+    """
+    times = _times(instance, state)
+    return None if not times else min(times.values()) + patience_ns
+
+
+def stranded(instance: Instance, state: State, now_ns: int, patience_ns: int) -> Failure | None:
+    """Why the attempt cannot go on, once an address has been gone for so long."""
+    due = stranded_ns(instance, state, patience_ns)
+    if due is None or now_ns < due:
+        return None
+    times = _times(instance, state)
+    number = min(times, key=lambda rank: (times[rank], rank))
+    rank, gone = next(one for one in gone_addresses(instance, state.nodes) if one[0].rank == number)
+    seconds = patience_ns / 1e9
+    return Failure(
+        kind="address-gone",
+        message=f"node {rank.node} has not had {', '.join(gone)} for {seconds:g} s, which the rank uses: a cable or an "
+        "interface is gone",
+        remedy="Look at that interface; the next attempt takes another link, if there is one: muster links.",
+        phase=phase_of(instance, rank),
+        rank=rank.rank,
+        node=rank.node,
+        retryable=True,
+    )
+
+
+def _times(instance: Instance, state: State) -> dict[int, int]:
+    """When the addresses of each rank went, by rank."""
+    if instance.backend != "ring" or not isinstance(instance.spec.workload, ModelWorkload):
+        return {}
+    return {rank.rank: state.nodes[rank.node].moved_ns for rank, _ in gone_addresses(instance, state.nodes)}
