@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 import anyio
 import msgspec
 
-from muster.errors import PeerError, ProtocolError
+from muster.errors import MusterError, PeerError, ProtocolError
 from muster.peer_protocol import MAXIMUM_BYTES, AnyPeerReply, AnyPeerRequest
 
 #: The longest request: a worker takes them from anybody who reaches its port, replies only from whom it asked.
@@ -56,8 +56,12 @@ class PeerConnection:
         self.socket.close()
 
     async def send(self, message: AnyPeerRequest | AnyPeerReply, *, seconds: float = MESSAGE_SECONDS) -> None:
-        """Send one message."""
-        body = _encoder.encode(message)
+        """Send one message.
+
+        Raises:
+            MusterError: it cannot be encoded, or is too long; nothing was sent.
+        """
+        body = _encoded(message)
         await self.send_bytes(len(body).to_bytes(_HEADER_BYTES, "big") + body, seconds=seconds)
 
     async def send_bytes(self, data: bytes | bytearray | memoryview, *, seconds: float = MESSAGE_SECONDS) -> None:
@@ -108,6 +112,13 @@ class PeerConnection:
         with self._talking(seconds):
             return await self._some(buffer)
 
+    async def until_gone(self) -> None:
+        """Wait until the other end closes, while nobody reads here; for ever where bytes came instead."""
+        with contextlib.suppress(OSError):
+            await anyio.wait_readable(self.socket)
+            if self.socket.recv(1, std_socket.MSG_PEEK):
+                await anyio.sleep_forever()
+
     async def _some(self, buffer: memoryview) -> int:
         got = await asyncio.get_running_loop().sock_recv_into(self.socket, buffer)
         if not got:
@@ -135,6 +146,19 @@ class PeerConnection:
                 yield
             except OSError as error:
                 raise PeerError(f"the connection to {self.other} broke: {error.strerror or error}") from error
+
+
+def _encoded(message: AnyPeerRequest | AnyPeerReply) -> bytes:
+    """Files on a disk may have names that are no UTF-8, and say numbers that no message holds."""
+    what = type(message).__name__
+    try:
+        body = _encoder.encode(message)
+    except (OverflowError, UnicodeError, RecursionError) as error:
+        reason = "a name that is no UTF-8" if isinstance(error, UnicodeError) else str(error)
+        raise MusterError(f"{what} cannot be told to another node: {reason}") from error
+    if len(body) > MAXIMUM_BYTES:
+        raise MusterError(f"{what} has {len(body)} bytes; at most {MAXIMUM_BYTES} can be told to another node")
+    return body
 
 
 @contextlib.contextmanager

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import sys
-from collections.abc import Callable
+import threading
+import time
+import traceback
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Final, TypeVarTuple
 
 import anyio
 import anyio.abc
@@ -14,15 +20,66 @@ from loguru import logger
 
 from muster.api.settings import ApiSettings
 from muster.bus import Endpoint
-from muster.cli.errors import bare_errors
+from muster.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, bare_errors, exit_code_of, show_error
 from muster.coordinator.role import Member, Partners
 from muster.coordinator.service import Coordinator, CoordinatorSettings
 from muster.coordinator.witness import Witness, WitnessSettings
-from muster.errors import PortError
+from muster.errors import MusterError, PortError
 from muster.local import Reached
 from muster.spec import NodeInfo
 from muster.worker.service import Worker
 from muster.worker.settings import WorkerSettings
+
+#: How long threads may go on after everything else has ended.
+_THREADS_SECONDS: Final = 1.0
+
+A = TypeVarTuple("A")
+
+
+def run_process(function: Callable[[*A], Awaitable[None]], *arguments: *A) -> None:
+    """Run one of the long-lived processes to its end, as `anyio.run` does.
+
+    A thread that hangs in a file system, a share that is gone for example, would keep the interpreter from ending for
+    ever. Where one is left after the orderly end, this does not return but ends the process, with the same output and
+    exit code.
+    """
+    before = set(threading.enumerate())
+    try:
+        anyio.run(function, *arguments)
+    except (Exception, KeyboardInterrupt) as error:
+        if not _threads_left(before):
+            raise
+        code = _shown(error)
+    else:
+        if not _threads_left(before):
+            return
+        code = 0
+    logger.warning("a thread hangs, in a file system that does not answer: ending without it")
+    logger.complete()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # whoever read it is gone
+            stream.flush()
+    os._exit(code)
+
+
+def _threads_left(before: set[threading.Thread]) -> bool:
+    """Whether threads are left that the interpreter would wait for; those that only have to end are let do so."""
+    deadline = time.monotonic() + _THREADS_SECONDS
+    left = [thread for thread in set(threading.enumerate()) - before if not thread.daemon]
+    for thread in left:
+        thread.join(max(deadline - time.monotonic(), 0.0))
+    return any(thread.is_alive() for thread in left)
+
+
+def _shown(error: BaseException) -> int:
+    """Write the error to standard error as `main` would; its exit code."""
+    if isinstance(error, MusterError):
+        show_error(error)
+        return exit_code_of(error)
+    if isinstance(error, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    traceback.print_exception(error)
+    return EXIT_FAILED
 
 
 def configure_logs(level: str) -> None:

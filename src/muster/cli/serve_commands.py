@@ -143,10 +143,8 @@ def coordinator(
     --witness, by itself. With --peer the first one does not lead where the second one took over; with both options it
     then becomes the standby.
     """
-    import anyio
-
     from muster.bus import parse_endpoint
-    from muster.cli.processes import Attendance, configure_logs, run_coordinator
+    from muster.cli.processes import Attendance, configure_logs, run_coordinator, run_process
     from muster.cli.standby_commands import DEFAULT_WITNESS_PORT
     from muster.coordinator.role import Partners
     from muster.coordinator.service import CoordinatorSettings
@@ -176,7 +174,7 @@ def coordinator(
         )
     api = None if no_http else _api_settings(http_host or host, _http_port(http_port, port), http_name, api_key)
     attendance = Attendance(ready_file=ready_file, stop_with_stdin=stop_with_stdin)
-    anyio.run(run_coordinator, settings, partners, attendance, api)
+    run_process(run_coordinator, settings, partners, attendance, api)
 
 
 def _models_directory(path: Path) -> Path:
@@ -221,10 +219,8 @@ def worker(
     stop_with_stdin: StopWithStdin = False,
 ) -> None:
     """Run the worker of this node: it joins the coordinator and runs the ranks given to it."""
-    import anyio
-
     from muster.bus import parse_endpoints
-    from muster.cli.processes import Attendance, configure_logs, run_worker
+    from muster.cli.processes import Attendance, configure_logs, run_process, run_worker
     from muster.spec import NodeId
     from muster.worker.pool import PoolSettings
     from muster.worker.ports import parse_ports
@@ -245,7 +241,7 @@ def worker(
         copies=copies.expanduser().absolute() if copies is not None else None,
         offline=offline,
     )
-    anyio.run(run_worker, settings, Attendance(ready_file=ready_file, stop_with_stdin=stop_with_stdin))
+    run_process(run_worker, settings, Attendance(ready_file=ready_file, stop_with_stdin=stop_with_stdin))
 
 
 def _http_port(chosen: int | None, control_port: int) -> int:

@@ -103,7 +103,9 @@ class Calls:
                 weights_bytes = await self._inspection.weights_bytes(workload.model)
         if isinstance(request, Preview):
             state, known = self._ledger.state, self._ledger.known()
-            reply = await anyio.to_thread.run_sync(previews.preview, state, known, request, needs, weights_bytes)
+            reply = await anyio.to_thread.run_sync(
+                previews.preview, state, known, request, needs, weights_bytes, abandon_on_cancel=True
+            )
             return msgspec.structs.replace(reply, unknown=unknown) if isinstance(reply, Previewed) else reply
         return self._change(request, needs, weights_bytes)
 

@@ -22,9 +22,14 @@ def is_weights(name: str) -> bool:
     return fnmatchcase(name, WEIGHTS_GLOB)
 
 
+def is_plain(name: str) -> bool:
+    """Whether this names a file in a directory itself, wherever the name comes from: it leads nowhere else."""
+    return bool(name) and not name.startswith(".") and name.isprintable() and "/" not in name and "\\" not in name
+
+
 def is_offered(name: str, *, code: bool = False) -> bool:
     """Whether a file of this name is part of a model, in its directory itself; `code` takes in the tokenizer's own."""
-    if "/" in name or "\\" in name or name.startswith(".") or not name.isprintable():
+    if not is_plain(name):
         return False
     patterns = (*ALLOW_PATTERNS, _CODE_PATTERN) if code else ALLOW_PATTERNS
     return any(fnmatchcase(name, pattern) for pattern in patterns)
@@ -57,7 +62,8 @@ def shard_files(
     for name in indexed:
         if match := _LAYER.match(name):
             numbers.setdefault(match.group(1), set()).add(int(match.group(2)))
-    stacks = {stack for stack, found in numbers.items() if found >= set(range(total))}
+    every = set(range(total))
+    stacks = {stack for stack, found in numbers.items() if found >= every}
 
     def needed(name: str) -> bool:
         match = _LAYER.match(name)

@@ -13,11 +13,13 @@ from muster.facts import HeldModel
 from muster.fetch.choice import is_offered, is_weights
 from muster.model.files import copy_note, weight_files
 from muster.model.hub import cache_directory, commit_of
+from muster.model.reading import MOST, is_text
 
 #: Below muster's own directory: copies of other nodes' directories. Beside it lies a cache of the hub's layout.
 COPIES: Final = "copies"
 #: How deep models lie below a directory of them: NAME, or OWNER/NAME.
 _DEPTH: Final = 2
+_NAME_CHARACTERS: Final = 4096
 
 
 def held_models(roots: Sequence[Path] = (), own: Path | None = None) -> tuple[HeldModel, ...]:
@@ -44,7 +46,10 @@ def file_of(held: HeldModel, name: str) -> Path | None:
     """The file `name` of the model, where it may be given to others; links do not lead out of where models lie."""
     directory = Path(held.path)
     file = directory / name
-    if not is_offered(name, code=True) or not file.is_file():
+    try:
+        if not is_offered(name, code=True) or not file.is_file():
+            return None
+    except OSError:  # a name that is too long
         return None
     # A snapshot's files are links to blobs of the same cache, which may be shared between models.
     home = directory.parents[2] if commit_of(directory) is not None else directory
@@ -52,8 +57,10 @@ def file_of(held: HeldModel, name: str) -> Path | None:
 
 
 def _add(found: dict[str, HeldModel], path: Path) -> None:
-    path = path.resolve()
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, RuntimeError):  # gone, closed to us, or links in a circle
+        path = path.resolve()
+        if not is_text(str(path)):
+            return  # what is said of it could not be sent
         held = _look(path, path.stat().st_mtime_ns)
         if held is not None:
             found[held.path] = held
@@ -73,12 +80,14 @@ def _look(path: Path, changed_ns: int) -> HeldModel | None:
     if not here:
         return None
     known, note = commit_of(path), copy_note(path)
+    if note is not None and len(note.model) > _NAME_CHARACTERS:
+        return None
     model = known[0] if known is not None else note.model if note is not None else str(path)
     return HeldModel(
         model=model,
         path=str(path),
         revision=known[1] if known is not None else "",
-        bytes=sum(file.stat().st_size for file in here),
+        bytes=min(sum(file.stat().st_size for file in here), MOST),  # files with holes say what they like
         complete=named <= {file.name for file in here},
     )
 
@@ -91,7 +100,11 @@ def _children(directory: Path, pattern: str) -> list[Path]:
 
 
 def _models_below(directory: Path, depth: int) -> Iterator[Path]:
-    if (directory / "config.json").is_file():
+    try:
+        is_model = (directory / "config.json").is_file()
+    except OSError:  # closed to us
+        return
+    if is_model:
         yield directory
     elif depth:
         for child in _children(directory, "[!.]*"):

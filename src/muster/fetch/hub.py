@@ -101,10 +101,17 @@ def download(root: Path, listed: Listing, file: HubFile, meter: Meter) -> None:
 
 
 def name_revision(root: Path, listed: Listing, revision: str | None) -> None:
-    """Note in the cache which commit the branch or tag is."""
+    """Note in the cache which commit the branch or tag is.
+
+    Raises:
+        ModelError: the name leads out of the cache.
+    """
     if is_commit(revision):
         return
-    ref = repository_directory(root, listed.model) / "refs" / (revision or DEFAULT_REVISION)
+    name = revision or DEFAULT_REVISION
+    if not name.isprintable() or {"", ".", ".."} & set(name.split("/")):
+        raise ModelError(f"revision {name!r} is no name of a branch or tag", remedy="check the revision on the hub")
+    ref = repository_directory(root, listed.model) / "refs" / name
     with full_disk(root):
         ref.parent.mkdir(parents=True, exist_ok=True)
         ref.write_text(listed.commit)

@@ -12,7 +12,7 @@ import msgspec
 
 from muster.errors import FetchError, MusterError
 from muster.fetch import hub, peers
-from muster.fetch.choice import is_weights, small_files
+from muster.fetch.choice import is_plain, is_weights, small_files
 from muster.fetch.held import COPIES
 from muster.fetch.lock import DownloadLock
 from muster.fetch.progress import Brought, Meter, Tell
@@ -226,7 +226,7 @@ class _Bringing:
         files = {file.name: file for file in listed.files}
         path = repository_directory(root, wish.model) / "snapshots" / listed.commit
         self._download(root, listed, [files[name] for name in small_files(files, code=wish.code)])
-        weights = frozenset(name for name in files if is_weights(name) and "/" not in name)
+        weights = frozenset(name for name in files if is_weights(name) and is_plain(name))
         needed = self._choose(path, weights)
         self._download(root, listed, [files[name] for name in sorted(needed) if name in files])
         # Only now: a name leads to what can be used.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 from collections.abc import Generator
 from pathlib import Path
@@ -12,6 +13,7 @@ import msgspec
 import xxhash
 
 from muster.errors import FetchError, ModelError
+from muster.fetch.choice import is_plain
 from muster.fetch.progress import Meter
 from muster.fetch.sinks import BLOCK_BYTES, Sink
 from muster.layout import ModelSource
@@ -34,6 +36,7 @@ SILENCE_SECONDS: Final = 20.0
 _DIGEST_BYTES_PER_SECOND: Final = 50e6
 #: Tries without a single byte more, after which a source is given up.
 _TRIES: Final = 3
+_HEX: Final = re.compile(r"[0-9a-f]*")
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[AnyPeerReply] = msgspec.msgpack.Decoder(AnyPeerReply)
@@ -43,7 +46,7 @@ def listing(source: ModelSource) -> Files:
     """The files that the node offers of the model.
 
     Raises:
-        FetchError: it cannot be reached, or does not offer the model any more.
+        FetchError: it cannot be reached, does not offer the model any more, or names files outside of its directory.
     """
     return _files(source, ListFiles(path=source.path), SILENCE_SECONDS)
 
@@ -121,6 +124,15 @@ def _files(source: ModelSource, request: ListFiles, seconds: float) -> Files:
         reply = _reply(connection, source)
     if not isinstance(reply, Files):
         raise _broken(source, f"it answers {type(reply).__name__}")
+    # Names become paths here: a node that is not what it seems must not choose where is written.
+    for name in (*(file.name for file in reply.files), *reply.weights):
+        if not is_plain(name):
+            raise _suspect(source, f"it lists {_quoted(name)}, which is no name of a file in the model's directory")
+    for what, value in (("identity", reply.identity), ("revision", reply.revision)):
+        if not _HEX.fullmatch(value):
+            raise _suspect(source, f"it gives {_quoted(value)} as the model's {what}")
+    if any(file.bytes < 0 for file in reply.files):
+        raise _suspect(source, "it lists a file of less than no bytes")
     return reply
 
 
@@ -162,6 +174,17 @@ def _exactly(connection: socket.socket, count: int, source: ModelSource) -> byte
             raise _broken(source, "it closed the connection")
         data += piece
     return bytes(data)
+
+
+def _quoted(text: str) -> str:
+    return ascii(text if len(text) <= 200 else f"{text[:200]}…")
+
+
+def _suspect(source: ModelSource, why: str) -> FetchError:
+    return FetchError(
+        f"nothing is copied from node {source.node} at {source.host}:{source.port}: {why}",
+        remedy=f"see what runs on node {source.node}, and what its worker's --models has in it",
+    )
 
 
 def _broken(source: ModelSource, why: str) -> FetchError:

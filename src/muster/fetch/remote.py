@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from itertools import repeat
@@ -13,6 +12,7 @@ from muster.fetch.hub import ANSWER_SECONDS, HubFile, Listing, endpoint, listing
 from muster.model.files import WEIGHTS_GLOB, ModelFiles, describe
 from muster.model.headers import MAX_HEADER_BYTES, TensorInfo, parse_header
 from muster.model.hub import is_offline
+from muster.model.reading import MAX_JSON_BYTES, parse_json, too_long
 
 #: Most headers are shorter, so that one request is enough for a file.
 _FIRST_BYTES: Final = 128 * 1024
@@ -46,7 +46,7 @@ def remote_files(model: str, revision: str | None) -> tuple[ModelFiles, str]:
 
 def _config(listed: Listing) -> dict[str, Any]:
     try:
-        config: Any = json.loads(_get(listed, "config.json", 0, None))
+        config: Any = parse_json(_get(listed, "config.json", 0, None))
     except ValueError as error:
         raise ModelError(
             f"config.json of {listed.model} on the hub cannot be read: {error}", remedy="use another model or revision"
@@ -68,7 +68,11 @@ def _tensors(listed: Listing, file: HubFile) -> dict[str, TensorInfo]:
 
 
 def _get(listed: Listing, name: str, begin: int, end: int | None) -> bytes:
-    """Bytes `begin` to `end` of a file, all of it without an end; fewer where the file is shorter."""
+    """Bytes `begin` to `end` of a file, all of it without an end; fewer where the file is shorter.
+
+    Raises:
+        ModelError: without an end: the file is longer than a config may be.
+    """
     from huggingface_hub import get_session, hf_hub_url
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
@@ -83,10 +87,12 @@ def _get(listed: Listing, name: str, begin: int, end: int | None) -> bytes:
         hf_raise_for_status(response)
         # A server that knows no ranges sends everything from the beginning: only what is wanted is read of it.
         skipped = begin if end is not None and response.status_code != 206 else 0
-        wanted = None if end is None else skipped + end - begin
+        wanted = MAX_JSON_BYTES + 1 if end is None else skipped + end - begin
         received = bytearray()
         for chunk in response.iter_raw():
             received += chunk
-            if wanted is not None and len(received) >= wanted:
+            if len(received) >= wanted:
                 break
+    if end is None and len(received) > MAX_JSON_BYTES:
+        raise too_long(name, MAX_JSON_BYTES)
     return bytes(received[skipped:wanted])

@@ -115,10 +115,15 @@ def require_space(directory: Path, count: int, what: str) -> None:
         return
     free = shutil.disk_usage(directory).free
     if free < count + _SPARE_BYTES:
+        spare = f"{_size(_SPARE_BYTES)} must stay free"
         raise DiskFullError(
-            f"{what} needs {count / 2**30:.2f} GiB in {directory}, where {free / 2**30:.2f} GiB are free",
+            f"{what} needs {_size(count)} in {directory}, where {_size(free)} are free and {spare}",
             remedy=_ELSEWHERE,
         )
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
 
 
 @contextlib.contextmanager

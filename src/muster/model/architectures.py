@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from muster.errors import ModelError
+from muster.model.config import architecture_names
 from muster.model.mlx_source import Source, divided_names, parse
 
 
@@ -53,7 +54,7 @@ def architecture_of(config: dict[str, Any]) -> Architecture:
     directory = _models_directory()
     name = _module_name(config)
     file = directory / f"{name}.py"
-    if not name.replace("-", "_").replace(".", "_").isidentifier() or not file.is_file():
+    if not name.isascii() or not name.replace("-", "_").replace(".", "_").isidentifier() or not file.is_file():
         raise ModelError(
             f"the installed mlx-lm has no model type {config.get('model_type')!r}",
             remedy="use a model that the installed mlx-lm supports, or upgrade mlx-lm",
@@ -86,12 +87,9 @@ def _source(directory: Path) -> Source:
 def _module_name(config: dict[str, Any]) -> str:
     """mlx-lm's module for a config. Source: `_get_classes` in mlx_lm/utils.py."""
     model_type = str(config.get("model_type"))
-    architectures: Any = config.get("architectures") or ()
-    if isinstance(architectures, str):
-        architectures = (architectures,)
     by_type, by_architecture = _remappings(_models_directory())
-    for architecture in architectures:
-        if (found := by_architecture.get((model_type, str(architecture)))) is not None:
+    for architecture in architecture_names(config):
+        if (found := by_architecture.get((model_type, architecture))) is not None:
             return found
     return by_type.get(model_type, model_type)
 

@@ -7,13 +7,16 @@ show (windows, states, a latent that is or is not expanded) is in the config, or
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 
+from muster.errors import ModelError
 from muster.model.architectures import Architecture
-from muster.model.files import ModelFiles, whole
+from muster.model.config import whole
+from muster.model.files import ModelFiles
 from muster.model.names import Tensor
+from muster.model.reading import MOST, shown
 
 #: Projections whose rows are cached whole as they come out, keys and values of all heads.
 _KEYS: Final = "k_proj"
@@ -36,21 +39,49 @@ def layer_caches(
     files: ModelFiles, architecture: Architecture, tensors: Iterable[Tensor], value_bytes: int
 ) -> tuple[LayerCache, ...]:
     """What each layer keeps; `value_bytes` is the size of one computed value."""
+    text = _with_lists(files.text_config)
     by_layer: list[list[Tensor]] = [[] for _ in range(files.layers)]
     for tensor in tensors:
         if tensor.layer is not None:
             by_layer[tensor.layer].append(tensor)
-    return tuple(_layer_cache(files, architecture, number, one, value_bytes) for number, one in enumerate(by_layer))
+    return tuple(
+        _layer_cache(files, text, architecture, number, one, value_bytes) for number, one in enumerate(by_layer)
+    )
+
+
+def _with_lists(text: dict[str, Any]) -> dict[str, Any]:
+    """The config with the lists that every layer looks into made fit for it.
+
+    Raises:
+        ModelError: one is no list of whole numbers.
+    """
+    if "compress_ratios" not in text:
+        return text
+    sources = {name: frozenset(_numbers(text, name)) for name in ("kv_source_layer_ids", "index_source_layer_ids")}
+    return text | sources | {"compress_ratios": _numbers(text, "compress_ratios")}
+
+
+def _numbers(text: dict[str, Any], name: str) -> list[int]:
+    values: Any = text.get(name) or []
+    if not isinstance(values, list) or not all(type(value) is int and 0 <= value <= MOST for value in values):  # pyright: ignore[reportUnknownVariableType]
+        raise ModelError(
+            f"config.json has {name} {shown(values)}, expected a list of whole numbers", remedy="repair config.json"
+        )
+    return cast("list[int]", values)
 
 
 def _layer_cache(
-    files: ModelFiles, architecture: Architecture, number: int, tensors: list[Tensor], value_bytes: int
+    files: ModelFiles,
+    text: dict[str, Any],
+    architecture: Architecture,
+    number: int,
+    tensors: list[Tensor],
+    value_bytes: int,
 ) -> LayerCache:
-    text = files.text_config
     if "compress_ratios" in text:
         return _compressed(text, number, value_bytes)
     if (rank := whole(text, "kv_lora_rank")) is not None and _count(tensors, "kv_a_proj_with_mqa"):
-        return _latent(files, architecture, tensors, rank, value_bytes)
+        return _latent(files, text, architecture, tensors, rank, value_bytes)
     if (state := _state(text, tensors, value_bytes)) is not None:
         return LayerCache(state_bytes=state)
     values = _rows(tensors, _KEYS) + _rows(tensors, _VALUES)
@@ -68,10 +99,14 @@ def _layer_cache(
 
 
 def _latent(
-    files: ModelFiles, architecture: Architecture, tensors: list[Tensor], rank: int, value_bytes: int
+    files: ModelFiles,
+    text: dict[str, Any],
+    architecture: Architecture,
+    tensors: list[Tensor],
+    rank: int,
+    value_bytes: int,
 ) -> LayerCache:
     """Latent attention: the latent and the rotated part, one for all heads; or expanded to all heads (DeepSeek-V2)."""
-    text = files.text_config
     rotated = whole(text, "qk_rope_head_dim") or 0
     if not architecture.latent:
         head = (whole(text, "qk_nope_head_dim") or 0) + rotated + (whole(text, "v_head_dim") or 0)
@@ -89,12 +124,12 @@ def _compressed(text: dict[str, Any], number: int, value_bytes: int) -> LayerCac
     """
     head = whole(text, "head_dim") or 512
     window = whole(text, "sliding_window") or 128
-    ratios: list[int] = list(text["compress_ratios"])
+    ratios: list[int] = text["compress_ratios"]
     ratio = ratios[number] if number < len(ratios) else 0
     token = 0
-    if ratio and number in text.get("kv_source_layer_ids", ()):
+    if ratio and number in text["kv_source_layer_ids"]:
         index = whole(text, "index_head_dim") or 128
-        keys = head + (index if number in text.get("index_source_layer_ids", ()) else 0)
+        keys = head + (index if number in text["index_source_layer_ids"] else 0)
         token = -(-keys * value_bytes // ratio)
     return LayerCache(token_bytes=token, divides=False, state_bytes=window * head * value_bytes)
 
@@ -124,7 +159,9 @@ def _state(text: dict[str, Any], tensors: list[Tensor], value_bytes: int) -> int
 
 def _mamba(text: dict[str, Any], tensors: list[Tensor], value_bytes: int) -> int:
     """A convolution's last inputs, and a state of so many values for each channel."""
-    convolutions = [one.info.shape for one in tensors if one.leaf == "conv1d" and one.parameter == "weight"]
+    convolutions = [
+        one.info.shape for one in tensors if one.leaf == "conv1d" and one.parameter == "weight" and one.info.shape
+    ]
     channels = max((shape[0] for shape in convolutions), default=0)
     kernel = max((max(shape[1:], default=1) for shape in convolutions), default=1)
     size = whole(text, "state_size", "ssm_state_size", "mamba_d_state", "d_state", "mamba_state_size") or 16

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import os
 import re
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 
 from muster.errors import ModelError
+from muster.model.config import architecture_names, model_type_of, read_config, text_config, whole
 from muster.model.headers import TensorInfo, read_header_bytes, read_tensors
 from muster.model.hub import commit_of
+from muster.model.reading import is_text, open_regular, parse_json, read_small, shown, shown_name, too_long
 
 __all__ = ["ModelFiles", "TensorInfo", "fingerprint", "inspect", "sample", "weight_files"]
 
@@ -46,8 +48,17 @@ _WHOLE_FILE_BYTES: Final = 16 * 1024 * 1024  #: weights up to this size enter th
 _SAMPLES: Final = 64  #: blocks of a larger file, first and last included
 _SAMPLE_BYTES: Final = 64 * 1024
 
+_LAYERS: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _NAMES_SHOWN: Final = 3
+#: More than any model has: each is worked on by itself.
+_MOST_LAYERS: Final = 10_000
+_MOST_LAYER_DIGITS: Final = 9
+_NAME_CHARACTERS: Final = 500  #: of a tensor in the index
+_FILE_NAME_BYTES: Final = 255
+_SMALL_FILE_BYTES: Final = 1024 * 1024 * 1024  #: of a tokenizer and its like, which enter the fingerprint whole
+_NOTE_BYTES: Final = 4 * 1024 * 1024
+_READ_BYTES: Final = 1024 * 1024
 
 
 class CopyNote(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,10 +108,10 @@ def inspect(path: Path, needed: Collection[str] | None = None) -> ModelFiles:
         ModelError: a file is missing, truncated or malformed, or the model brings code of its own.
     """
     config = read_config(path)
-    _model_type(str(path), config)
+    model_type_of(str(path), config)
     if (code := config.get("model_file")) is not None:
         raise ModelError(
-            f"the model in {path} wants its own code {code!r} to run (model_file in config.json)",
+            f"the model in {path} wants its own code {shown(code)} to run (model_file in config.json)",
             remedy="use a model whose architecture is part of mlx-lm; muster never runs a model's code",
         )
     if not any(file.is_file() for pattern in TOKENIZER_GLOBS for file in path.glob(pattern)):
@@ -110,7 +121,7 @@ def inspect(path: Path, needed: Collection[str] | None = None) -> ModelFiles:
         )
     indexed = read_index(path)
     found = describe(str(path), config, _all_tensors(path, indexed, needed))
-    return found if found.layers else msgspec.structs.replace(found, layers=_layers_named(indexed))
+    return found if found.layers else msgspec.structs.replace(found, layers=_layers_named(str(path), indexed))
 
 
 def describe(directory: str, config: dict[str, Any], tensors: dict[str, TensorInfo]) -> ModelFiles:
@@ -120,18 +131,17 @@ def describe(directory: str, config: dict[str, Any], tensors: dict[str, TensorIn
         ModelError: a value of the config is of another kind than it must be.
     """
     text = text_config(config)
-    model_type = _model_type(directory, config)
-    architectures = config.get("architectures") or ()
-    if isinstance(architectures, str):
-        architectures = (architectures,)
+    model_type = model_type_of(directory, config)
     heads = whole(text, "num_attention_heads", "n_head", "n_heads", "num_heads")
-    layers = whole(text, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    layers = whole(text, *_LAYERS)
+    for name in _LAYERS:  # mlx-lm may go by another one than the first
+        _check_layers(directory, f"{name} in config.json", whole(text, name) or 0)
     return ModelFiles(
         directory=directory,
         config=config,
         model_type=model_type,
-        architectures=tuple(str(name) for name in architectures),
-        layers=layers if layers is not None else _layers_named(tensors),
+        architectures=architecture_names(config),
+        layers=layers if layers is not None else _layers_named(directory, tensors),
         hidden_size=whole(text, "hidden_size", "n_embd", "d_model", "dim"),
         heads=heads,
         kv_heads=whole(text, "num_key_value_heads", "n_kv_heads", "num_kv_heads") or heads,
@@ -143,61 +153,6 @@ def describe(directory: str, config: dict[str, Any], tensors: dict[str, TensorIn
         weights_bytes=sum(tensor.bytes for tensor in tensors.values()),
         tensors=tensors,
     )
-
-
-def _model_type(directory: str, config: dict[str, Any]) -> str:
-    model_type = config.get("model_type")
-    if not isinstance(model_type, str) or not model_type:
-        raise ModelError(
-            f"config.json of {directory} has model_type {model_type!r}", remedy="use a model that mlx-lm can load"
-        )
-    return model_type
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """config.json of the model in `path`.
-
-    Raises:
-        ModelError: it is missing or no JSON object.
-    """
-    if not path.is_dir():
-        raise ModelError(f"{path} is no directory", remedy="give the directory of the model")
-    try:
-        config: Any = json.loads((path / "config.json").read_bytes())
-    except FileNotFoundError as error:
-        raise ModelError(
-            f"{path} has no config.json", remedy="give the directory that holds the model's files"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise ModelError(
-            f"config.json of {path} cannot be read: {error}", remedy="download or copy the file again"
-        ) from error
-    if not isinstance(config, dict):
-        raise ModelError(f"config.json of {path} holds no JSON object", remedy="download or copy the file again")
-    return cast("dict[str, Any]", config)
-
-
-def text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """`config` with the entries of its `text_config`, if it has one, laid over it."""
-    inner = config.get("text_config")
-    return {**config, **cast("dict[str, Any]", inner)} if isinstance(inner, dict) else config
-
-
-def whole(config: dict[str, Any], *names: str) -> int | None:
-    """The first of `names` that `config` gives as a positive whole number; a list (one per layer) is passed over.
-
-    Raises:
-        ModelError: a value is of another kind.
-    """
-    for name in names:
-        value = config.get(name)
-        if value is None or isinstance(value, list):
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ModelError(f"config.json has {name} {value!r}, expected a whole number", remedy="repair config.json")
-        if value > 0:
-            return value
-    return None
 
 
 def weight_files(path: Path) -> frozenset[str]:
@@ -214,13 +169,19 @@ def weight_files(path: Path) -> frozenset[str]:
 def copy_note(path: Path) -> CopyNote | None:
     """What the directory is a copy of, where muster copied it from another node."""
     try:
-        return msgspec.json.decode((path / COPY_NOTE).read_bytes(), type=CopyNote)
-    except (OSError, msgspec.DecodeError):
+        return msgspec.json.decode(read_small(path / COPY_NOTE, _NOTE_BYTES), type=CopyNote)
+    except (OSError, ModelError, msgspec.DecodeError):
         return None
 
 
 def _all_tensors(path: Path, indexed: dict[str, str], needed: Collection[str] | None) -> dict[str, TensorInfo]:
     files = sorted(path.glob(WEIGHTS_GLOB))
+    for file in files:
+        if not is_text(file.name):
+            raise ModelError(
+                f"{path} has a weight file {shown_name(file.name)}, whose name is no UTF-8",
+                remedy="rename or remove it",
+            )
     wanted = set(indexed.values()) if needed is None else set(needed)
     missing = sorted(file for file in wanted if not (path / file).is_file())
     if missing:
@@ -262,22 +223,43 @@ def read_index(path: Path) -> dict[str, str]:
     if not file.is_file():
         return {}
     try:
-        index = json.loads(file.read_bytes())["weight_map"]
-        return {str(name): str(where) for name, where in index.items()}
+        index: dict[object, object] = parse_json(read_small(file))["weight_map"]
+        return {_indexed(name, _NAME_CHARACTERS): _indexed(where, _FILE_NAME_BYTES) for name, where in index.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(
-            f"{INDEX_NAME} of {path} cannot be read: {error!r}", remedy="download or copy the file again"
+            f"{INDEX_NAME} of {path} cannot be read: {shown(error)}", remedy="download or copy the file again"
         ) from error
 
 
-def _layers_named(tensors: Iterable[str]) -> int:
-    numbers = (int(match.group(1)) for name in tensors if (match := _LAYER.search(name)))
-    return max(numbers, default=-1) + 1
+def _indexed(name: object, most: int) -> str:
+    """The name of a tensor or file as the index has it."""
+    if not isinstance(name, str) or not name.isprintable() or not 1 <= len(name.encode()) <= most:
+        raise ValueError(f"{shown(name)} is no name of a tensor or file")
+    return name
+
+
+def _layers_named(directory: str, tensors: Iterable[str]) -> int:
+    last, found = -1, ""
+    for name in tensors:
+        if (match := _LAYER.search(name)) is not None:
+            digits = match.group(1)
+            number = int(digits) if len(digits) <= _MOST_LAYER_DIGITS else _MOST_LAYERS
+            last, found = max((last, found), (number, name))
+    _check_layers(directory, f"the layer of the tensor {shown_name(found)}", last + 1)
+    return last + 1
+
+
+def _check_layers(directory: str, field: str, layers: int) -> None:
+    if layers > _MOST_LAYERS:
+        raise ModelError(
+            f"the model in {directory} has too many layers: {field} is {layers}, expected at most {_MOST_LAYERS}",
+            remedy="repair config.json or the names of the tensors, or download the model again",
+        )
 
 
 def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-    return ", ".join(names[:_NAMES_SHOWN]) + more
+    return ", ".join(shown_name(name) for name in names[:_NAMES_SHOWN]) + more
 
 
 def fingerprint(path: Path) -> str:
@@ -296,7 +278,7 @@ def fingerprint(path: Path) -> str:
             _feed(digest, part.encode())
         # Somebody may have edited these; the others are links to files that are named by their hash.
         for name in ("config.json", "tokenizer.json"):
-            _feed(digest, _bytes_of(path / name))
+            _feed_file(digest, path / name)
         return digest.hexdigest()
     note = copy_note(path)
     if note is not None and not all((path / name).is_file() for name in note.weights):
@@ -320,12 +302,12 @@ def sample(path: Path, weights: Collection[str] | None = None) -> str:
     small = {file for pattern in _FINGERPRINT_GLOBS for file in path.glob(pattern) if file.is_file()}
     try:
         for file in sorted(small):
-            _feed(digest, file.name.encode())
-            _feed(digest, file.read_bytes())
+            _feed(digest, os.fsencode(file.name))
+            _feed_file(digest, file)
         for file in sorted(path.glob(WEIGHTS_GLOB)):
             if weights is not None and file.name not in weights:
                 continue
-            _feed(digest, file.name.encode())
+            _feed(digest, os.fsencode(file.name))
             _feed(digest, read_header_bytes(file))
             _feed_samples(digest, file)
     except OSError as error:
@@ -333,23 +315,33 @@ def sample(path: Path, weights: Collection[str] | None = None) -> str:
     return digest.hexdigest()
 
 
-def _bytes_of(file: Path) -> bytes:
+def _feed_file(digest: hashlib._Hash, file: Path) -> None:
+    """Feed the whole file, as `_feed` does, but never holds all of it; one that is missing is empty."""
     try:
-        return file.read_bytes() if file.exists() else b""
+        with open_regular(file) as stream:
+            left = os.fstat(stream.fileno()).st_size
+            if left > _SMALL_FILE_BYTES:
+                raise too_long(file.name, _SMALL_FILE_BYTES)
+            digest.update(left.to_bytes(8, "little"))
+            while left and (part := stream.read(min(left, _READ_BYTES))):
+                digest.update(part)
+                left -= len(part)
+    except FileNotFoundError:
+        _feed(digest, b"")
     except OSError as error:
         raise _unreadable(file, error) from error
 
 
 def _unreadable(path: Path, error: OSError) -> ModelError:
     return ModelError(
-        f"{error.filename or path} cannot be read: {error.strerror}", remedy="check the file's permissions"
+        f"{shown_name(str(path))} cannot be read: {error.strerror}", remedy="check the file's permissions"
     )
 
 
 def _feed_samples(digest: hashlib._Hash, file: Path) -> None:
     size = file.stat().st_size
     _feed(digest, str(size).encode())
-    with file.open("rb") as stream:
+    with open_regular(file) as stream:
         if size <= _WHOLE_FILE_BYTES:
             _feed(digest, stream.read())
             return

@@ -6,7 +6,6 @@ name to its dtype, shape and byte range, then the tensors without a gap.
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from muster.errors import ModelError
+from muster.model.reading import MOST, open_regular, parse_json, shown, shown_name
 
 #: Bits per element of every dtype that the format knows.
 DTYPE_BITS: Final[dict[str, int]] = {
@@ -42,6 +42,9 @@ DTYPE_BITS: Final[dict[str, int]] = {
 #: The format's own limit; a larger length is a file of another kind.
 MAX_HEADER_BYTES: Final = 100_000_000
 
+_DIMENSIONS: Final = 16
+_NAME_CHARACTERS: Final = 500
+
 _DOWNLOAD_AGAIN = "download or copy the file again"
 
 
@@ -62,7 +65,7 @@ def read_header_bytes(path: Path) -> bytes:
     """
     try:
         real_bytes = path.stat().st_size
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             prefix = file.read(8)
             if prefix == b"version ":
                 raise ModelError(
@@ -103,29 +106,50 @@ def parse_header(name: str, header: bytes) -> tuple[dict[str, TensorInfo], int]:
         ModelError: a tensor's range is not its dtype and shape's, leaves a gap, or overlaps another.
     """
     try:
-        entries: Any = json.loads(header)
+        entries: Any = parse_json(header)
         if not isinstance(entries, dict):
             raise ValueError("it is not an object")
         entries.pop("__metadata__", None)
         ranges: list[tuple[int, int, str]] = []
         tensors: dict[str, TensorInfo] = {}
         for tensor, entry in entries.items():
-            begin, end = entry["data_offsets"]
-            shape = tuple(int(size) for size in entry["shape"])
-            info = TensorInfo(str(entry["dtype"]), shape, name, int(end) - int(begin))
+            if len(tensor) > _NAME_CHARACTERS or not tensor.isprintable():
+                raise ValueError(f"{shown(tensor)} is no name of a tensor")
+            begin, end = _sizes(tensor, "data_offsets", entry["data_offsets"])
+            shape = _sizes(tensor, "shape", entry["shape"])
+            dtype = entry["dtype"]
+            info = TensorInfo(dtype if isinstance(dtype, str) else shown(dtype), shape, name, end - begin)
             _check_bytes(tensor, info)
-            ranges.append((int(begin), int(end), tensor))
+            ranges.append((begin, end, tensor))
             tensors[tensor] = info
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ModelError(f"{name} has a header that cannot be read: {error}", remedy=_DOWNLOAD_AGAIN) from error
     return tensors, _check_ranges(name, ranges)
+
+
+def _sizes(tensor: str, field: str, value: object) -> tuple[int, ...]:
+    """A few whole numbers, before anything is computed with them."""
+    sizes: list[Any] = value if isinstance(value, list) else [None]  # pyright: ignore[reportUnknownVariableType]
+    if len(sizes) > _DIMENSIONS or not all(type(size) is int and abs(size) <= MOST for size in sizes):
+        raise ValueError(
+            f"{field} of tensor {tensor} is {shown(value)}, expected at most {_DIMENSIONS} whole numbers up to {MOST}"
+        )
+    return tuple(sizes)
 
 
 def _check_bytes(name: str, info: TensorInfo) -> None:
     bits = DTYPE_BITS.get(info.dtype)
     if bits is None:
-        raise ModelError(f"{info.file}: tensor {name} has the unknown dtype {info.dtype}", remedy=_DOWNLOAD_AGAIN)
-    expected = math.prod(info.shape) * bits / 8
+        raise ModelError(
+            f"{info.file}: tensor {name} has the unknown dtype {shown_name(info.dtype)}", remedy=_DOWNLOAD_AGAIN
+        )
+    elements = math.prod(info.shape)
+    if elements > MOST:
+        raise ModelError(
+            f"{info.file}: tensor {name} has the shape {list(info.shape)}, more than {MOST} values",
+            remedy=_DOWNLOAD_AGAIN,
+        )
+    expected = elements * bits / 8
     if min(info.shape, default=0) < 0 or info.bytes != expected:
         raise ModelError(
             f"{info.file}: tensor {name} takes {info.bytes} bytes, but {info.dtype} of shape {list(info.shape)} "

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from muster.errors import ModelError
+from muster.model.reading import is_text, read_small, shown
 
 #: What mlx-lm itself fetches of a repository, without "*.py": no code of a model ever runs here.
 ALLOW_PATTERNS: Final = (
@@ -30,6 +31,7 @@ DEFAULT_REVISION: Final = "main"
 #: One slash, and no first character that a path would have.
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+_REF_BYTES: Final = 1024  #: of the file that says which commit a branch is
 _REPOSITORY: Final = re.compile(r"models--(.+)")
 
 
@@ -47,19 +49,31 @@ def directory_of(model: str, revision: str | None = None) -> Path | None:
     """The directory that `model` names on this node; `None` where there is none of that name.
 
     Raises:
-        ModelError: it is a file, or a revision is asked of a directory.
+        ModelError: it is a file, or a revision is asked of a directory, or no path can be made of it.
     """
-    path = Path(model).expanduser()
-    if model and path.is_dir():
+    try:
+        path = Path(model).expanduser()
+        is_directory, is_there = path.is_dir(), path.exists()
+        if is_directory:
+            path = path.resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ModelError(
+            f"model {shown(model)} is no path that this node can look at: {reason}",
+            remedy="give the path of a directory from the root, or a hub id (owner/name)",
+        ) from error
+    if is_directory and not is_text(str(path)):
+        raise ModelError(f"model {shown(model)} is a directory whose name is no UTF-8", remedy="rename the directory")
+    if model and is_directory:
         if revision is not None:
             raise ModelError(
-                f"model {model!r} is a directory, which has no revision {revision!r}",
+                f"model {shown(model)} is a directory, which has no revision {shown(revision)}",
                 remedy="leave the revision out, or give a hub id",
             )
-        return path.resolve()
-    if model and path.exists():
+        return path
+    if model and is_there:
         raise ModelError(
-            f"model {model!r} is a file; a model is a directory with config.json and safetensors files",
+            f"model {shown(model)} is a file; a model is a directory with config.json and safetensors files",
             remedy="give the directory; convert other formats with mlx_lm.convert",
         )
     return None
@@ -68,7 +82,7 @@ def directory_of(model: str, revision: str | None = None) -> Path | None:
 def absent(model: str) -> ModelError:
     """The refusal of a name that is no directory here and no hub id."""
     return ModelError(
-        f"model {model!r} is no directory on this node and no hub id (owner/name)",
+        f"model {shown(model)} is no directory on this node and no hub id (owner/name)",
         remedy="check the path; it must exist on this node, or on another one that gives its models to others",
     )
 
@@ -97,13 +111,16 @@ def snapshot(root: Path, model: str, revision: str | None) -> Path | None:
     commit = revision
     if not is_commit(commit):
         try:
-            commit = (repository / "refs" / (revision or DEFAULT_REVISION)).read_text().strip()
-        except (OSError, ValueError):
+            commit = read_small(repository / "refs" / (revision or DEFAULT_REVISION), _REF_BYTES).decode().strip()
+        except (OSError, ValueError, ModelError):
             return None
         if not is_commit(commit):
             return None
     path = repository / "snapshots" / str(commit)
-    return path if path.is_dir() else None
+    try:
+        return path if path.is_dir() else None
+    except OSError:  # a name that is too long
+        return None
 
 
 def commit_of(path: Path) -> tuple[str, str] | None:

@@ -16,7 +16,8 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import _get_classes, load_model, load_tokenizer, maybe_set_recommended_wired_limit
 
 from muster.errors import ModelError, ShardingError
-from muster.model.files import text_config, weight_files, whole
+from muster.model.config import text_config, whole
+from muster.model.files import weight_files
 from muster.model.plan import ShardPlan
 
 #: Called with (layers loaded, layers of this rank), first with 0 loaded.

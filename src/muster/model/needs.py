@@ -7,6 +7,7 @@ them otherwise than mlx-lm, as many do that were not converted for it, `_ALIASES
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -17,9 +18,11 @@ import msgspec
 from muster.errors import ModelError
 from muster.model.architectures import Architecture, architecture_of
 from muster.model.caches import layer_caches
+from muster.model.config import whole
 from muster.model.files import ModelFiles
 from muster.model.headers import DTYPE_BITS, TensorInfo
 from muster.model.names import Tensor, read_name
+from muster.model.reading import MOST
 from muster.model.sizes import group_size, shared_sizes
 from muster.needs import LayerNeeds, ModelNeeds, SharedSize, indivisible
 
@@ -36,6 +39,9 @@ _VISION: Final = re.compile(r"vision|projector|visual")
 #: Head sizes for which MLX computes attention in one kernel, so that no scores are kept.
 #: Source: `sdpa_full_supported_head_dim` in mlx/backend/metal/scaled_dot_product_attention.cpp.
 _FUSED_HEAD_SIZES: Final = frozenset({64, 80, 128})
+#: A thousand times what the largest models take; times a million tokens of a thousand sequences it has 64 bits.
+_MOST_TOKEN: Final = 2**32
+_MOST_STATE: Final = 2**48
 #: Values of the hidden size that exist at once beside those of attention and feed-forward: the residual, its
 #: normalised form, what is added to it, and their copies while a chunk goes from layer to layer.
 _HIDDEN_COPIES: Final = 6
@@ -95,6 +101,21 @@ def needs_of(files: ModelFiles, *, model: str = "") -> ModelNeeds:
     sizes = (*sizes, *_further_sizes(tensors, architecture, sizes, group))
     parameters = _parameters(files, tensors, group)
     weights_bytes = sum(layer.weights_bytes for layer in layers) + outside.whole
+    token_bytes = _token_values(files) * value_bytes
+    score_bytes = _score_values(files, architecture) * value_bytes
+    _check_sums(
+        files,
+        (
+            ("bytes of weights", weights_bytes, MOST),
+            ("parameters", parameters, MOST),
+            ("bytes for a token in the cache", sum(one.token_bytes + one.whole_bytes for one in caches), _MOST_TOKEN),
+            ("tokens in a window", max((one.window for one in caches), default=0), MOST),
+            ("bytes of state for a sequence", sum(one.state_bytes for one in caches), _MOST_STATE),
+            ("bytes for a token while computing", token_bytes, _MOST_TOKEN),
+            ("bytes of scores for a token", score_bytes, _MOST_TOKEN),
+            *((shared.name, shared.size, MOST) for shared in sizes),
+        ),
+    )
     return ModelNeeds(
         model=model or files.directory,
         model_type=files.model_type,
@@ -120,11 +141,21 @@ def needs_of(files: ModelFiles, *, model: str = "") -> ModelNeeds:
         no_pipeline="" if architecture.pipeline else "mlx-lm has no pipeline for this architecture",
         shared_sizes=sizes,
         group_size=group,
-        token_bytes=_token_values(files) * value_bytes,
-        score_bytes=_score_values(files, architecture) * value_bytes,
+        token_bytes=token_bytes,
+        score_bytes=score_bytes,
         solo=architecture.solo,
         fingerprint=_fingerprint(files),
     )
+
+
+def _check_sums(files: ModelFiles, sums: Iterable[tuple[str, int, int]]) -> None:
+    """Refuse sizes from which no memory could be computed that a machine has, nor that a message can carry."""
+    for name, value, most in sums:
+        if value > most:
+            raise ModelError(
+                f"config.json and the weights of {files.directory} come to {value} {name}, expected at most {most}",
+                remedy="repair config.json, or download the model again",
+            )
 
 
 def _kept(files: ModelFiles, architecture: Architecture) -> list[Tensor]:
@@ -190,14 +221,11 @@ def _token_values(files: ModelFiles) -> int:
     text = files.text_config
     hidden, heads = files.hidden_size or 0, files.heads or 0
 
-    def number(*names: str) -> int:
-        return next((value for name in names if isinstance(value := text.get(name), int)), 0)
-
     head_size = files.head_size or (hidden // heads if heads else 0)
     attention = 2 * heads * head_size + 2 * (files.kv_heads or 0) * head_size
     dense = 3 * (files.intermediate or 0)
-    used = number("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k")
-    inner = number("moe_intermediate_size", "expert_ffn_hidden_size") or files.intermediate or 0
+    used = whole(text, "num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k") or 0
+    inner = whole(text, "moe_intermediate_size", "expert_ffn_hidden_size") or files.intermediate or 0
     routed = used * (3 * inner + 2 * hidden) if files.experts else 0
     return _HIDDEN_COPIES * hidden + max(attention, dense, routed)
 
@@ -213,7 +241,8 @@ def _score_values(files: ModelFiles, architecture: Architecture) -> int:
 
 def _fingerprint(files: ModelFiles) -> str:
     """Of everything that was read: the config, and each tensor's name, type and shape."""
-    digest = hashlib.sha256(msgspec.json.encode(files.config, order="sorted"))
+    # Not msgspec: it refuses numbers that a config may hold where nobody looks at them.
+    digest = hashlib.sha256(json.dumps(files.config, sort_keys=True).encode())
     digest.update(msgspec.json.encode(_plain(files.tensors), order="sorted"))
     return digest.hexdigest()
 

@@ -23,6 +23,8 @@ _MODEL_ERRORS: Final = (
     ArithmeticError,
     AssertionError,
     ImportError,
+    MemoryError,
+    RuntimeError,
 )
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any, Final, cast
 
-from muster.model.files import ModelFiles, whole
+from muster.errors import ModelError
+from muster.model.config import whole
+from muster.model.files import ModelFiles
 from muster.needs import SharedSize
 
 #: Inner sizes of feed-forward layers, beside `intermediate_size`, as the architectures call them.
@@ -17,6 +19,8 @@ _INNER: Final = (
     "ffn_hidden_size",
     "share_expert_dim",
 )
+#: Far above any group size of MLX's, which are powers of two up to 128.
+_MOST_GROUP: Final = 2**20
 #: Numbers of heads and groups beside the usual two.
 _HEADS: Final = ("num_attention_groups", "linear_num_key_heads", "linear_num_value_heads", "o_groups")
 
@@ -52,7 +56,15 @@ def group_size(files: ModelFiles) -> int:
         return 32  # by the format's definition
     nested = (entry for entry in entries.values() if isinstance(entry, dict))
     sizes = [whole(cast("dict[str, Any]", entry), "group_size") or 1 for entry in (entries, *nested)]
-    return math.lcm(*sizes)
+    common = 1
+    for size in sizes:
+        common = math.lcm(common, size)
+        if common > _MOST_GROUP:
+            raise ModelError(
+                f"config.json has quantisations whose group_size together is {common}, more than {_MOST_GROUP}",
+                remedy="repair config.json",
+            )
+    return common
 
 
 def _attention_width(files: ModelFiles) -> list[tuple[str, int]]:

@@ -11,14 +11,17 @@ import functools
 import os
 import select
 import socket
+import stat as file_stat
 import threading
 from collections import Counter
 from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 import anyio
 import anyio.to_thread
+import msgspec
 import xxhash
 
 from muster.bus.peer import PeerConnection
@@ -27,6 +30,7 @@ from muster.facts import HeldModel
 from muster.fetch.held import file_of
 from muster.model.files import fingerprint, weight_files
 from muster.peer_protocol import FetchFile, FileFollows, Files, ListFiles, PeerFile
+from muster.worker.looks import LOOK_SECONDS, Looks
 from muster.worker.peer import PeerServer
 
 #: Files on their way at one time; others wait for their turn.
@@ -36,6 +40,9 @@ _SILENCE_SECONDS: Final = 20.0
 #: Bytes per system call. Linux moves at most 2 GiB at once; less lets the worker's end stop a transfer soon.
 _PIECE_BYTES: Final = 64 * 2**20
 _READ_BYTES: Final = 2 * 2**20
+#: Looks at one time, and how fast the slowest disk reads files for their digests.
+_LOOKS: Final = 32
+_DIGEST_BYTES_PER_SECOND: Final = 50e6
 
 #: Size and time of the last change, with the digest of that time.
 _Known = tuple[int, int, str]
@@ -80,6 +87,8 @@ class Giving:
     def __init__(self, held: Callable[[], tuple[HeldModel, ...]]) -> None:
         self._held = held
         self._digests = Digests()
+        # Apart: files that are read for their digests take minutes.
+        self._looks, self._reads = Looks(_LOOKS), Looks(_LOOKS)
         self._transfers = anyio.Semaphore(MAXIMUM_TRANSFERS)
         # Threads of their own: transfers last minutes and must not keep others from theirs.
         self._threads = anyio.CapacityLimiter(MAXIMUM_TRANSFERS)
@@ -95,38 +104,64 @@ class Giving:
         Raises:
             RequestError: the node does not offer it.
             ModelError: a file of it cannot be read.
+            FetchError: its files cannot be read in time.
         """
-        del connection
-        return await anyio.to_thread.run_sync(self._list, request, abandon_on_cancel=True)
+        what = f"the model in {request.path}"
+        listed = await self._looks.find(lambda: self._list(request), what, asker=connection)
+        wanted = [file for file in listed.files if file.name in request.digests and not file.xxh3]
+        if not wanted:
+            return listed
+        seconds = LOOK_SECONDS + sum(file.bytes for file in wanted) / _DIGEST_BYTES_PER_SECOND
+        read = functools.partial(self._read_digests, request.path, wanted)
+        digests = await self._reads.find(read, what, seconds=seconds, asker=connection)
+        files = (msgspec.structs.replace(file, xxh3=digests.get(file.name, file.xxh3)) for file in listed.files)
+        return msgspec.structs.replace(listed, files=tuple(files))
 
     async def fetch_file(self, request: FetchFile, connection: PeerConnection) -> None:
         """Send a file from `offset` on, by `sendfile` from a thread: the bytes do not pass through this process.
 
         Raises:
             RequestError: the node does not offer it.
+            FetchError: it cannot be opened in time.
             PeerError: the receiver is gone, or took nothing for a while.
         """
-        file = await anyio.to_thread.run_sync(self._find, request)
-        with file.open("rb") as stream:
+        opened = await self._looks.find(lambda: self._open(request), f"{request.name} in {request.path}")
+        with opened as stream:
             size = os.fstat(stream.fileno()).st_size
             if not 0 <= request.offset <= size:
                 raise RequestError(f"{request.name} has {size} bytes; byte {request.offset} was asked for")
             async with self._transfers:
                 await connection.send(FileFollows(bytes=size - request.offset, size=size))
-                await self._send(connection.socket, connection.other, stream, request.offset)
+                await self._send(connection, stream, request.offset)
 
-    async def _send(self, target: socket.socket, receiver: str, stream: BinaryIO, offset: int) -> None:
+    async def _send(self, connection: PeerConnection, stream: FileIO, offset: int) -> None:
+        target, receiver = connection.socket, connection.other
         target.settimeout(_SILENCE_SECONDS)
         done = anyio.Event()
+        # The thread has its own descriptors: one that hangs in a disk is given up when the receiver is gone.
+        own = target.dup()
+        own.settimeout(_SILENCE_SECONDS)
+        source = os.fdopen(os.dup(stream.fileno()), "rb", buffering=0)
+
+        def send() -> None:
+            with own, source:
+                send_file(own, source.fileno(), offset)
+
+        async def watch() -> None:
+            await connection.until_gone()
+            group.cancel_scope.cancel()
+
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(_cut_when_cancelled, target, done)
-                # Not abandoned: the thread has the file and the socket, and ends at once when the socket is cut.
-                send = functools.partial(send_file, target, stream.fileno(), offset)
-                await anyio.to_thread.run_sync(send, limiter=self._threads)
+                group.start_soon(watch)
+                await anyio.to_thread.run_sync(send, abandon_on_cancel=True, limiter=self._threads)
                 done.set()
+                group.cancel_scope.cancel()
         except* OSError as errors:
             raise PeerError(f"{receiver} takes the file no more: {errors.exceptions[0]}") from errors
+        if not done.is_set():
+            raise PeerError(f"{receiver} takes the file no more: it closed the connection")
         target.setblocking(False)
 
     def _list(self, request: ListFiles) -> Files:
@@ -138,20 +173,29 @@ class Giving:
                 file = file_of(held, path.name)
                 if file is None:
                     continue
-                wanted = path.name in request.digests
-                digest = self._digests.find(file) if wanted else self._digests.known(file)
-                found.append(PeerFile(name=path.name, bytes=file.stat().st_size, xxh3=digest))
+                found.append(PeerFile(name=path.name, bytes=file.stat().st_size, xxh3=self._digests.known(file)))
             identity = fingerprint(directory)
         except OSError as error:
             raise ModelError(f"{held.path} cannot be read: {error.strerror}", remedy="see that node's disk") from error
         weights = tuple(sorted(weight_files(directory)))
         return Files(files=tuple(found), revision=held.revision, identity=identity, weights=weights)
 
-    def _find(self, request: FetchFile) -> Path:
-        file = file_of(self._model(request.path), request.name)
-        if file is None:
-            raise RequestError(f"{request.name!r} is no file of the model in {request.path} that is given to others")
-        return file
+    def _read_digests(self, path: str, wanted: list[PeerFile]) -> dict[str, str]:
+        held = self._model(path)
+        files = {one.name: file_of(held, one.name) for one in wanted}
+        try:
+            return {name: self._digests.find(file) for name, file in files.items() if file is not None}
+        except OSError as error:
+            raise ModelError(f"{path} cannot be read: {error.strerror}", remedy="see that node's disk") from error
+
+    def _open(self, request: FetchFile) -> FileIO:
+        try:
+            file = file_of(self._model(request.path), request.name)
+            if file is not None:
+                return _opened(file)
+        except (OSError, ValueError) as error:  # gone meanwhile, no permission, or no name at all
+            raise RequestError(f"{request.name!r} in {request.path} cannot be opened: {error}") from error
+        raise RequestError(f"{request.name!r} is no file of the model in {request.path} that is given to others")
 
     def _model(self, path: str) -> HeldModel:
         for held in self._held():
@@ -198,10 +242,22 @@ def _wait_writable(target: socket.socket, seconds: float | None) -> None:
         raise TimeoutError(f"it took nothing for {seconds:g} s")
 
 
+def _opened(file: Path) -> FileIO:
+    """The file, where it is a regular one; to open a pipe would wait for whoever writes to it."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not file_stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError("it is no regular file")
+        return os.fdopen(descriptor, "rb", buffering=0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
 def _read(file: Path) -> str:
     digest = xxhash.xxh3_128()
     buffer = bytearray(_READ_BYTES)
-    with file.open("rb", buffering=0) as stream:
+    with _opened(file) as stream:
         while count := stream.readinto(buffer):
             digest.update(memoryview(buffer)[:count])
     return digest.hexdigest()

@@ -239,7 +239,8 @@ class Measurer:
             with other.watched[pair] as scope, contextlib.suppress(MusterError):
                 async with dialled(host, other.info.peer_port, own=own, seconds=_CONNECT_SECONDS) as connection:
                     await connection.send(Watch())
-                    await connection.reply(seconds=_PING_SECONDS)
+                    if not isinstance(await connection.reply(seconds=_PING_SECONDS), Pong):
+                        raise PeerError(f"{host} watches no more links")
                     await connection.skip(1, seconds=float("inf"))  # nothing comes before the end
         finally:
             del other.watched[pair]

@@ -11,11 +11,12 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, TypeVar, cast
 
 import anyio
+import msgspec
 from loguru import logger
 
 from muster.bus.peer import PeerConnection, ask
 from muster.bus.sockets import Throttle
-from muster.errors import MusterError, PeerError, ProtocolError
+from muster.errors import LockError, MusterError, PeerError, ProtocolError
 from muster.group.addresses import WILDCARD, is_loopback
 from muster.peer_protocol import (
     AnyPeerReply,
@@ -35,6 +36,9 @@ from muster.worker.ports import PortRange
 #: Connections at one time, in all and from one address: a flood takes neither descriptors nor memory from the ranks.
 MAXIMUM_CONNECTIONS: Final = 512
 MAXIMUM_FROM_ONE: Final = 32
+#: Of those, the ones that may last without a request: the rest stays for who asks something.
+MAXIMUM_WATCHES: Final = 384
+MAXIMUM_WATCHES_FROM_ONE: Final = 16
 #: How long a connection may stay open without a request.
 IDLE_SECONDS: Final = 30.0
 #: The largest burst that is taken or sent, and how long it may take.
@@ -43,6 +47,7 @@ BURST_SECONDS: Final = 5.0
 _DIAL_BACK_SECONDS: Final = 2.0
 _ACCEPT_PAUSE_SECONDS: Final = 0.1  #: after the system refused to accept, for want of descriptors for example
 _BACKLOG: Final = 128
+_REFUSAL_CHARACTERS: Final = 1000  #: a refusal may quote what was asked for
 _PIECE_BYTES: Final = 256 * 1024
 
 Q = TypeVar("Q", bound=AnyPeerRequest)
@@ -53,10 +58,11 @@ Handler = Callable[[Q, PeerConnection], Awaitable[AnyPeerReply | None]]
 class PeerServer:
     """Answers `muster.peer_protocol` on one port. Handlers are plugged in by `handle` before `run`.
 
-    A handler that raises a `MusterError` refuses with it; after any other error, and after garbage, the connection is
-    closed. It may send replies and raw bytes itself, also by `connection.socket` from a thread, if it leaves the
-    connection behind the last of them and the socket non-blocking. `bursting` is held while a burst goes through this
-    node, so that measurements do not disturb each other; whoever asks meanwhile is told to come again.
+    A handler that raises a `MusterError` refuses with it, and a reply that cannot be told is a refusal too; after any
+    other error, and after garbage, the connection is closed. A handler may send replies and raw bytes itself, also by
+    `connection.socket` from a thread, if it leaves the connection behind the last of them and the socket non-blocking.
+    `bursting` is held while a burst goes through this node, so that measurements do not disturb each other; whoever
+    asks meanwhile is told to come again.
     """
 
     def __init__(self, node: NodeId, boot: BootId) -> None:
@@ -65,7 +71,9 @@ class PeerServer:
         self._socket: std_socket.socket | None = None
         self._handlers: dict[type[AnyPeerRequest], Handler[AnyPeerRequest]] = {}
         self._open: Counter[str] = Counter()
+        self._watches: Counter[str] = Counter()
         self._garbage = Throttle()
+        self._faults = Throttle()
         self.bursting = anyio.Lock()
         self.handle(Ping, self._ping)
         self.handle(Burst, self._burst)
@@ -149,6 +157,9 @@ class PeerServer:
         except ProtocolError as error:
             if count := self._garbage.count():
                 logger.warning("closed {} connections to the peer port; the last: {}", count, error.message)
+        except Exception as error:  # the outermost edge of a connection: the worker and its other connections go on
+            if count := self._faults.count():
+                logger.opt(exception=error).error("{} connections to the peer port failed; the last:", count)
         finally:
             connection.close()
             self._open[connection.other] -= 1
@@ -168,15 +179,12 @@ class PeerServer:
             return True
         try:
             reply = await handler(request, connection)
+            if reply is not None:
+                await connection.send(reply)
         except (PeerError, ProtocolError):
             raise
         except MusterError as error:
-            reply = PeerRefused(failure=failure_of(error))
-        except Exception:  # the outermost edge of a connection: the worker and its other connections go on
-            logger.exception("a {} failed", type(request).__name__)
-            return False
-        if reply is not None:
-            await connection.send(reply)
+            await connection.send(PeerRefused(failure=_tellable(failure_of(error))))
         return True
 
     # --- what every worker answers ------------------------------------------------------------------------
@@ -208,14 +216,27 @@ class PeerServer:
 
     async def _watch(self, request: Watch, connection: PeerConnection) -> None:
         del request
-        await connection.send(self.pong(connection))
-        await connection.skip(1, seconds=float("inf"))  # nothing comes: the kernel says when the link is gone
+        other = connection.other
+        if self._watches.total() >= MAXIMUM_WATCHES or self._watches[other] >= MAXIMUM_WATCHES_FROM_ONE:
+            raise LockError(
+                "as many links as may be are watched here", remedy="measure this one again from time to time"
+            )
+        self._watches[other] += 1
+        try:
+            await connection.send(self.pong(connection))
+            await connection.skip(1, seconds=float("inf"))  # nothing comes: the kernel says when the link is gone
+        finally:
+            self._watches[other] -= 1
+            if not self._watches[other]:
+                del self._watches[other]
 
     async def _dial_back(self, request: DialBack, connection: PeerConnection) -> DialledBack:
         """Only the caller's own address is dialled: nobody can make this worker knock at another's door."""
         if request.host != connection.other:
             error = f"{request.host} is seen as {connection.other} by node {self._node}: an address is translated"
             return DialledBack(reached=False, error=error)
+        if not 0 < request.port < 2**16:
+            return DialledBack(reached=False, error=f"{request.port} is no port")
         ping = Ping(node=request.node, boot=request.boot)
         try:
             reply = await ask(request.host, request.port, ping, own=connection.own, seconds=_DIAL_BACK_SECONDS)
@@ -223,6 +244,16 @@ class PeerServer:
             return DialledBack(reached=False, error=error.message)
         error = whoever(request.host, reply, request.node, request.boot)
         return DialledBack(reached=not error, error=error)
+
+
+def _tellable(failure: Failure) -> Failure:
+    """The failure with what it quotes made fit for a message: names on disks may be no UTF-8, and very long."""
+
+    def fit(text: str) -> str:
+        text = text.encode(errors="backslashreplace").decode()
+        return text if len(text) <= _REFUSAL_CHARACTERS else f"{text[:_REFUSAL_CHARACTERS]}…"
+
+    return msgspec.structs.replace(failure, message=fit(failure.message), remedy=fit(failure.remedy))
 
 
 def whoever(host: str, reply: AnyPeerReply, node: NodeId, boot: BootId) -> str:

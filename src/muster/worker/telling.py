@@ -15,7 +15,7 @@ import psutil
 from loguru import logger
 
 from muster.bus import ControlClient, Follower, Outbox
-from muster.errors import RequestError
+from muster.errors import FetchError, RequestError
 from muster.events import NodeChanged
 from muster.facts import HeldModel, NodeFacts
 from muster.probe.collect import Subject, collect, refresh
@@ -24,6 +24,7 @@ from muster.probe.tools import Tools
 from muster.protocol import TellFacts
 from muster.spec import NodeAddress, NodeInfo
 from muster.worker.facts import candidates
+from muster.worker.looks import Looks
 
 #: Between two looks at the interfaces, of some 0.1 ms each.
 POLL_SECONDS: Final = 2.0
@@ -37,6 +38,8 @@ _MOVED_PART: Final = 0.05
 _COLLECT_SECONDS: Final = 300.0
 #: Between two scans for models, of some milliseconds each.
 _SCAN_SECONDS: Final = 60.0
+#: How long a scan may take before it counts as hanging; where one does, the next waits for it.
+_SCANNING_SECONDS: Final = 20.0
 #: Facts that tests put in the place of those found out: a JSON object of fields of `NodeFacts`, "{node}" in the path.
 TESTING_FACTS: Final = "MUSTER_TESTING_FACTS"
 
@@ -69,9 +72,11 @@ class Teller:
         self._held = held
         self._clock = clock
         self._tools = Tools()
+        self._scans = Looks(1)
         self._seen: object = None
         self._changed = anyio.Event()
         self._faulty = False
+        self._unknown: dict[str, str] = {}  #: of models, which are scanned for apart from the rest
         self._changed_at = self._refreshed_at = self._collected_at = self._scanned_at = float("-inf")
 
     async def wait_change(self) -> None:
@@ -88,6 +93,8 @@ class Teller:
                 self._client.send(TellFacts(facts=facts))
             except RequestError as error:
                 logger.warning("too much to tell: models, then interfaces are left out: {}", error.message)
+            except (OverflowError, UnicodeError) as error:
+                logger.warning("what cannot be told, models, then interfaces, is left out: {}", error)
             else:
                 return
 
@@ -124,7 +131,11 @@ class Teller:
             await self._report_addresses(now)
         if now - self._scanned_at >= _SCAN_SECONDS:
             self._scanned_at = now
-            models = await _in_thread(self._held)
+            try:
+                models, unknown = _tellable(await self._scans.find(self._held, "models", seconds=_SCANNING_SECONDS))
+            except FetchError as error:
+                models, unknown = (self.facts.models if self.facts is not None else ()), error.message
+            self._unknown = {"models": unknown} if unknown else {}
             if self.facts is not None:
                 self._keep(msgspec.structs.replace(self.facts, models=models))
 
@@ -132,6 +143,8 @@ class Teller:
         before = self.facts
         if before is not None:
             found = msgspec.structs.replace(found, n=before.n)
+        others = {name: why for name, why in found.unknown.items() if name != "models"}
+        found = msgspec.structs.replace(found, unknown={**others, **self._unknown})
         found = _overridden(found, self.info)
         if found == before:
             return
@@ -160,6 +173,20 @@ class Teller:
 async def _in_thread(look: Callable[[], T]) -> T:
     """What `look` finds; a disk may be a network share that hangs, and the worker goes on, and ends, all the same."""
     return await anyio.to_thread.run_sync(look, abandon_on_cancel=True)
+
+
+def _tellable(models: tuple[HeldModel, ...]) -> tuple[tuple[HeldModel, ...], str]:
+    """The models that fit into a message, and why others are left out: names on disks may be no UTF-8."""
+    fit: list[HeldModel] = []
+    odd: list[str] = []
+    for model in models:
+        try:
+            msgspec.msgpack.encode(model)
+        except (OverflowError, UnicodeError):
+            odd.append(ascii(model.path))
+        else:
+            fit.append(model)
+    return tuple(fit), f"left out, with names or sizes that cannot be told: {', '.join(odd)[:500]}" if odd else ""
 
 
 def _without(some: tuple[NodeAddress, ...], others: tuple[NodeAddress, ...]) -> tuple[str, ...]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+import msgspec
 import pytest
 from bringing import DEMO, split_demo
 
@@ -51,3 +53,25 @@ def test_a_file_is_given_only_from_where_models_lie(tmp_path: Path) -> None:
     assert file_of(held, "linked.json") is None
     assert file_of(held, "missing.json") is None
     assert file_of(held, "../one/config.json") is None
+
+
+def test_names_that_cannot_be_sent_are_passed_over(tmp_path: Path) -> None:
+    split_demo(tmp_path / "good")
+    split_demo(tmp_path / os.fsdecode(b"bad\xff"))
+    (tmp_path / "good" / os.fsdecode(b"notes\xff.json")).write_text("{}")
+    held = held_models((tmp_path,))
+    assert [one.model for one in held] == [str(tmp_path / "good")]
+    assert msgspec.msgpack.encode(held)
+    assert file_of(held[0], os.fsdecode(b"notes\xff.json")) is None
+    assert file_of(held[0], "x" * 5000 + ".json") is None
+
+
+def test_a_config_that_is_a_pipe_or_an_index_without_end_is_no_model(tmp_path: Path) -> None:
+    split_demo(tmp_path / "pipe")
+    (tmp_path / "pipe" / "config.json").unlink()
+    os.mkfifo(tmp_path / "pipe" / "config.json")
+    split_demo(tmp_path / "endless")
+    os.truncate(tmp_path / "endless" / "model.safetensors.index.json", 2**40)
+    split_demo(tmp_path / "noted")
+    os.mkfifo(tmp_path / "noted" / ".muster-copy")
+    assert [one.model for one in held_models((tmp_path,))] == [str(tmp_path / "noted")]

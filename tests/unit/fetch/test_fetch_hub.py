@@ -217,7 +217,8 @@ def test_a_disk_without_room_is_refused_before_anything_comes(stand_in: Hub, mon
     free = shutil.disk_usage("/")._replace(free=70 * 2**20)
     monkeypatch.setattr(sinks, "_SPARE_BYTES", 70 * 2**20)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)  # pyright: ignore[reportUnknownLambdaType]
-    with pytest.raises(DiskFullError, match=r"owner/tiny needs 0\.00 GiB in .*hub, where 0\.07 GiB are free") as raised:
+    wanted = r"owner/tiny needs 0\.0 MiB in .*hub, where 70\.0 MiB are free and 70\.0 MiB must stay free"
+    with pytest.raises(DiskFullError, match=wanted) as raised:
         Go().path()
     assert "HF_HOME" in raised.value.remedy
     assert stand_in.downloads() == []

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import socket
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import anyio
@@ -14,9 +14,10 @@ import anyio.from_thread
 import pytest
 import xxhash
 from bringing import DEMO, MODEL, Go, parts_below, split_demo
+from msgspec.structs import replace
 
 from muster.errors import FetchError, ModelError
-from muster.fetch import peers
+from muster.fetch import hub, peers
 from muster.fetch.held import held_models
 from muster.layout import ModelSource
 from muster.model.files import fingerprint, inspect
@@ -271,3 +272,36 @@ def test_a_digest_is_found_out_once_and_again_after_a_change(
     assert (digests.find(config), digests.known(config), len(read)) == (first, first, 1)
     config.write_text(config.read_text() + " ")
     assert digests.find(config) == xxhash.xxh3_128_hexdigest(config.read_bytes()) != first
+
+
+@pytest.mark.parametrize("revision", ["../../x", "/tmp/x", "a//b", "a/./b", "a\0b"])
+def test_a_revision_names_nothing_outside_of_the_cache(tmp_path: Path, revision: str) -> None:
+    listed = hub.Listing(model=MODEL, commit="0" * 40, files=())
+    with pytest.raises(ModelError, match="no name of a branch or tag"):
+        hub.name_revision(tmp_path, listed, revision)
+    assert not list(tmp_path.iterdir())
+    hub.name_revision(tmp_path, listed, "refs/pr/1")
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 1
+
+
+# --- a node that is not what it seems -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["/tmp/x", "../../x.json", "a/b", "", ".", "..", ".hidden", "a\\b", "a\0b"])
+def test_names_that_lead_elsewhere_are_refused(
+    giver: Giver, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    honest = Giving._list
+
+    def suspect(lie: Callable[[Files], Files]) -> None:
+        monkeypatch.setattr(Giving, "_list", lambda self, request: lie(honest(self, request)))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+        with pytest.raises(FetchError, match=r"nothing is copied from node b at .*: it "):
+            go(giver, model, tmp_path).path()
+        assert giver.fetched == []
+        assert not (tmp_path / "copies").exists() or not list((tmp_path / "copies").rglob("*.json"))
+
+    suspect(lambda files: replace(files, files=(*files.files, PeerFile(name=name, bytes=1))))
+    suspect(lambda files: replace(files, weights=(*files.weights, name)))
+    if name:
+        suspect(lambda files: replace(files, identity=name))
+        suspect(lambda files: replace(files, revision=name))

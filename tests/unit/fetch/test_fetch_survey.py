@@ -90,6 +90,12 @@ def test_a_repository_without_weights_is_no_model(stand_in: Hub, tmp_path: Path)
         Survey().hub("owner/notes", None)
 
 
+def test_a_config_without_end_is_not_read_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "MAX_JSON_BYTES", 20)
+    with pytest.raises(ModelError, match=r"config\.json is longer than 20 bytes"):
+        Survey().hub(MODEL, None)
+
+
 def test_files_are_read_again_when_they_change(tmp_path: Path) -> None:
     path = copied(tmp_path / "m")
     survey = Survey()

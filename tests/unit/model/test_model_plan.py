@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.errors import ShardingError
-from muster.model.files import ModelFiles, text_config, whole
+from muster.model.config import text_config, whole
+from muster.model.files import ModelFiles
 from muster.model.plan import ShardPlan, Supports, plan
 from muster.needs import even_split
 from muster.spec import ShardingWish

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -24,6 +24,7 @@ from muster.peer_protocol import (
     Files,
     InspectModel,
     ListFiles,
+    PeerFile,
     PeerRefused,
     Ping,
     Pong,
@@ -255,6 +256,9 @@ def test_it_dials_back_only_to_the_caller_and_says_who_is_there() -> None:
             assert (elsewhere.reached, "127.0.0.2 is seen as 127.0.0.3" in elsewhere.error) == (False, True)
             twice = await asked(msgspec.structs.replace(request, host="127.0.0.3", port=others.port), "127.0.0.3")
             assert "two nodes behind the same address" in twice.error
+            for port in (-1, 0, 99_999, 2**63):
+                none = await asked(msgspec.structs.replace(request, port=port), "127.0.0.2")
+                assert none == DialledBack(reached=False, error=f"{port} is no port")
             closed = await asked(msgspec.structs.replace(request, port=1), "127.0.0.2")
             assert (closed.reached, "127.0.0.2:1 cannot be reached" in closed.error) == (False, True)
 
@@ -310,5 +314,66 @@ def test_nobody_at_the_port_and_no_worker_at_it_are_told_apart() -> None:
             with pytest.raises(ProtocolError):
                 await ask(HERE, stranger.extra(anyio.abc.SocketAttribute.local_port), PING)
             group.cancel_scope.cancel()
+
+    run(work)
+
+
+def test_a_reply_that_cannot_be_told_is_a_refusal_and_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muster.bus.peer.MAXIMUM_BYTES", 10_000)
+
+    async def listing(request: ListFiles, connection: PeerConnection) -> Files:
+        match request.path:
+            case "number":
+                return Files(files=(PeerFile(name="x", bytes=2**65),))
+            case "name":
+                return Files(files=(PeerFile(name="x\udc80", bytes=1),))
+            case "long":
+                return Files(files=(PeerFile(name="x" * 10_000, bytes=1),))
+            case _:
+                raise ModelError("\udc80" * 5_000, remedy="see \udc80")
+
+    async def work() -> None:
+        async with (
+            served(prepare=lambda server: server.handle(ListFiles, listing)) as server,
+            dialled(HERE, server.port) as connection,
+        ):
+            for path, said in (
+                ("number", "Files cannot be told to another node"),
+                ("name", "no UTF-8"),
+                ("long", "at most 10000"),
+                ("odd", "\\udc80"),
+            ):
+                await connection.send(ListFiles(path=path))
+                refused = await connection.reply()
+                assert isinstance(refused, PeerRefused)
+                assert said in refused.failure.message
+            await connection.send(PING)
+            assert isinstance(await connection.reply(), Pong)
+
+    run(work)
+
+
+def test_watches_leave_room_for_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer, "MAXIMUM_WATCHES", 3)
+    monkeypatch.setattr(peer, "MAXIMUM_WATCHES_FROM_ONE", 2)
+
+    async def work() -> None:
+        async with served() as server, AsyncExitStack() as opened:
+
+            async def watch(own: str) -> object:
+                connection = await opened.enter_async_context(dialled(HERE, server.port, own=own))
+                await connection.send(Watch())
+                return await connection.reply()
+
+            owners = ("127.0.0.2", "127.0.0.2", "127.0.0.2", "127.0.0.3", "127.0.0.4")
+            replies = [await watch(own) for own in owners]
+            assert [isinstance(reply, Pong) for reply in replies] == [True, True, False, True, False]
+            assert isinstance(replies[-1], PeerRefused)
+            assert replies[-1].failure.kind == "in-use"
+            assert isinstance(await ask(HERE, server.port, PING, own="127.0.0.2"), Pong)
+            await opened.aclose()
+            while not isinstance(await watch("127.0.0.4"), Pong):  # until the server has seen that they are gone
+                await opened.aclose()
+                await anyio.sleep(0.01)
 
     run(work)

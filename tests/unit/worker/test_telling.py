@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -239,3 +240,33 @@ def test_a_test_may_say_what_a_machine_has(machine: Machine, tmp_path: Path, mon
     look(one, machine)
     assert (machine.sent[-1].thunderbolt, machine.sent[-1].chip) == ((port,), "Apple M4 Max")
     assert machine.sent[-1].interfaces == machine.interfaces
+
+
+def test_models_that_cannot_be_told_are_left_out_and_a_scan_that_hangs_too(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = HeldModel(model="good", path="/m/good", bytes=1, complete=True)
+    odd = msgspec.structs.replace(good, model="odd", path="/m/\udc80")
+    large = msgspec.structs.replace(good, model="large", path="/m/large", bytes=2**65)
+    machine.models = (good, large, odd)
+    one = teller(machine)
+    look(one, machine)
+    assert machine.sent[-1].models == (good,)
+    assert "'/m/large', '/m/\\udc80'" in machine.sent[-1].unknown["models"]
+    free = threading.Event()
+    monkeypatch.setattr(telling, "_SCANNING_SECONDS", 0.05)
+    monkeypatch.setattr(one, "_held", lambda: (free.wait(20), ())[1])
+    look(one, machine, telling._SCAN_SECONDS)
+    free.set()
+    assert machine.sent[-1].models == (good,)
+    assert "models could not be read" in machine.sent[-1].unknown["models"]
+
+
+def test_facts_that_cannot_be_told_end_nothing(machine: Machine) -> None:
+    one = teller(machine)
+    look(one, machine)
+    assert one.facts is not None
+    odd = HeldModel(model="odd", path="/m/\udc80", bytes=1, complete=True)
+    one.facts = msgspec.structs.replace(one.facts, models=(odd,))
+    one.tell()
+    assert machine.sent[-1].models == ()
