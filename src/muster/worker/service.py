@@ -68,6 +68,8 @@ _DEFAULT_HEARTBEAT_SECONDS = 1.0
 _ASIDE_SECONDS = 10.0
 #: How old the figures of a heartbeat may be: to read them costs more than everything else that an idle worker does.
 _VITALS_SECONDS = 5.0
+#: A heartbeat that is so late tells of a standstill of the worker itself.
+_STANDSTILL_SECONDS = 1.0
 #: Ranks that this boot began, as many as are remembered.
 _BEGUN_KEPT = 10_000
 
@@ -340,7 +342,10 @@ class Worker:
                 self._measurer.hear(follower.pulse.measure_round)
             reaper.check()
             welcome = follower.welcome
-            await anyio.sleep(welcome.heartbeat_seconds if welcome is not None else _DEFAULT_HEARTBEAT_SECONDS)
+            pause = welcome.heartbeat_seconds if welcome is not None else _DEFAULT_HEARTBEAT_SECONDS
+            await anyio.sleep(pause)
+            if (late := time.monotonic() - now - pause) > _STANDSTILL_SECONDS:
+                logger.warning("this worker stood still for {:.1f} s: its machine is overloaded, or was stopped", late)
 
     def _vitals(self, pool: RunnerPool) -> Beat:
         uses = tuple(
