@@ -72,6 +72,8 @@ async def wait_listening(
         if alarm or anyio.current_time() >= due:
             looked = True
             condition = await watched.condition()
+            if alarm and condition.kind == "gone":
+                return  # it has said why, or ended without a word: the line tells which
             if condition.halted or not alarm:
                 raise LateError(condition, alarmed=alarm)
         await anyio.sleep(_LISTEN_POLL_SECONDS)

@@ -77,7 +77,8 @@ async def expect(
             frame = await line.receive_or(never, CATCH_UP_SECONDS)
         if frame is None:
             condition = await watched.condition()
-            if condition.halted or not alarm:
+            # One that is gone has said why, or ended without a word: the line tells which.
+            if not alarm or (condition.halted and condition.kind != "gone"):
                 raise LateError(condition, alarmed=alarm)
             looked = True
             continue
