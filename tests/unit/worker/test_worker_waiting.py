@@ -11,7 +11,7 @@ import psutil
 import pytest
 from stand import LATE, Stand, stop
 
-from muster.rank_protocol import ConnectedFrame, LoadedFrame, ProgressFrame, ReadyFrame
+from muster.rank_protocol import ConnectedFrame, FailedFrame, LoadedFrame, ProgressFrame, ReadyFrame
 from muster.spec import Failure, Phase
 from muster.state import Failed, Loaded, State
 from muster.worker.condition import Condition
@@ -88,6 +88,26 @@ async def test_another_rank_that_is_late_makes_a_stopped_one_known_at_once(stand
     with pytest.raises(LateError) as error:
         await wait_ready(stand, 60.0, starts=lambda state: False)
     assert (error.value.condition.kind, error.value.alarmed) == ("stopped", True)
+
+
+async def test_one_that_is_gone_says_itself_why_when_another_rank_waits_for_it(
+    stand: Stand, child: psutil.Process
+) -> None:
+    child.kill()
+    stand.others(Failed(msgspec.structs.replace(LATE, kind="formation-timeout")))
+    failed: list[Failure] = []
+
+    async def listen() -> None:
+        try:
+            await wait_ready(stand, 60.0)
+        except RankError as error:
+            failed.append(error.failure)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(listen)
+        await anyio.sleep(SECONDS)  # by then the alarm has been looked into
+        await stand.say.send(FailedFrame(failure=Failure(kind="rdma-unusable", message="rank 1 never came")))
+    assert [failure.kind for failure in failed] == ["rdma-unusable"]
 
 
 async def test_another_rank_that_is_late_changes_nothing_for_one_that_runs(stand: Stand) -> None:
