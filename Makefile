@@ -11,8 +11,9 @@ SIDE_BY_SIDE := --numprocesses logical --maxprocesses 4 --dist loadfile --no-loa
 demo: venv  ## a coordinator, two workers, two instances at once, an answer, a trace, nothing left
 	$(BIN)/muster demo
 
-test: venv  ## every test that this machine can run, files side by side
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
+test: venv  ## every test that this machine can run: files side by side, then by itself what is promised in seconds
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --ignore=tests/faults
+	$(BIN)/python -m pytest tests/faults
 
 test-fast: venv  ## the pure tests only, half a minute
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not process and not mlx and not netns"

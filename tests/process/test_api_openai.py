@@ -91,7 +91,8 @@ def test_stream_brings_the_same_in_pieces_and_its_usage_last(served: Serving, mo
     chunks = streamed(served, model, ARROWS, stream_options={"include_usage": True})
     assert chunks[0].choices[0].delta.role == "assistant"
     assert text_of(chunks) == ARROWS.answer
-    assert len([chunk for chunk in chunks if chunk.choices and chunk.choices[0].delta.content]) > 3
+    # How many it are depends on how busy the machine is: text waits up to 15 ms for more of it.
+    assert len([chunk for chunk in chunks if chunk.choices and chunk.choices[0].delta.content]) > 1
     ends = [choice.finish_reason for chunk in chunks for choice in chunk.choices if choice.finish_reason]
     assert ends == ["stop"]
     assert {chunk.id for chunk in chunks} == {chunks[0].id}
