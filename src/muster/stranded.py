@@ -31,23 +31,20 @@ def stranded_ns(instance: Instance, state: State, patience_ns: int) -> int | Non
     A cable that is plugged in again soon does no harm: connections outlive that. A script is left alone, it may have
     long pauses of its own; a jaccl group uses its addresses only while it forms.
     """
-    times = _times(instance, state)
-    return None if not times else min(times.values()) + patience_ns
+    first = _first_gone(instance, state)
+    return None if first is None else first[0] + patience_ns
 
 
 def stranded(instance: Instance, state: State, now_ns: int, patience_ns: int) -> Failure | None:
     """Why the attempt cannot go on, once an address has been gone for so long."""
-    due = stranded_ns(instance, state, patience_ns)
-    if due is None or now_ns < due:
+    first = _first_gone(instance, state)
+    if first is None or now_ns < first[0] + patience_ns:
         return None
-    times = _times(instance, state)
-    number = min(times, key=lambda rank: (times[rank], rank))
-    rank, gone = next(one for one in gone_addresses(instance, state.nodes) if one[0].rank == number)
-    seconds = patience_ns / 1e9
+    _, rank, gone = first
     return Failure(
         kind="address-gone",
-        message=f"node {rank.node} has not had {', '.join(gone)} for {seconds:g} s, which the rank uses: a cable or an "
-        "interface is gone",
+        message=f"node {rank.node} has not had {', '.join(gone)} for {patience_ns / 1e9:g} s, which the rank uses: a "
+        "cable or an interface is gone",
         remedy="Look at that interface; the next attempt takes another link, if there is one: muster links.",
         phase=phase_of(instance, rank),
         rank=rank.rank,
@@ -56,8 +53,9 @@ def stranded(instance: Instance, state: State, now_ns: int, patience_ns: int) ->
     )
 
 
-def _times(instance: Instance, state: State) -> dict[int, int]:
-    """When the addresses of each rank went, by rank."""
+def _first_gone(instance: Instance, state: State) -> tuple[int, Rank, list[str]] | None:
+    """When the addresses of a rank went, which rank it is, and which they are: of the rank that lost its own first."""
     if instance.backend != "ring" or not isinstance(instance.spec.workload, ModelWorkload):
-        return {}
-    return {rank.rank: state.nodes[rank.node].moved_ns for rank, _ in gone_addresses(instance, state.nodes)}
+        return None
+    found = [(state.nodes[rank.node].moved_ns, rank, gone) for rank, gone in gone_addresses(instance, state.nodes)]
+    return min(found, key=lambda one: (one[0], one[1].rank), default=None)
