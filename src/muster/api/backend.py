@@ -5,22 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol, Self
 
+from muster.coordinator.calls import ClientRequest
 from muster.coordinator.served import Readiness, ServedModel
 from muster.events import Envelope
-from muster.protocol import (
-    Create,
-    Delete,
-    Drain,
-    Generate,
-    Get,
-    Inspect,
-    Measure,
-    Preview,
-    Query,
-    ReadOutput,
-    Resume,
-    Retry,
-)
+from muster.protocol import Generate, ReadOutput
 from muster.replies import AnyPiece, AnyReply
 from muster.state import State
 
@@ -65,10 +53,7 @@ class Backend(Protocol):
         """The state now; it changes as events come."""
         ...
 
-    async def call(
-        self,
-        request: Create | Delete | Drain | Resume | Retry | Get | Query | ReadOutput | Measure | Inspect | Preview,
-    ) -> AnyReply:
+    async def call(self, request: ClientRequest | ReadOutput) -> AnyReply:
         """What the control socket would answer; `ReadOutput` may wait."""
         ...
 

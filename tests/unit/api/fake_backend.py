@@ -10,21 +10,9 @@ import anyio
 import anyio.lowlevel
 
 from muster.api.backend import Readiness, ServedModel
+from muster.coordinator.calls import ClientRequest
 from muster.events import Envelope
-from muster.protocol import (
-    Create,
-    Delete,
-    Drain,
-    Generate,
-    Get,
-    Inspect,
-    Measure,
-    Preview,
-    Query,
-    ReadOutput,
-    Resume,
-    Retry,
-)
+from muster.protocol import Generate, ReadOutput
 from muster.replies import AnyPiece, AnyReply, Chunk, Done, Refused, Started
 from muster.sampling import ToolCall
 from muster.spec import Failure, InstanceId
@@ -74,7 +62,7 @@ class FakeStream:
 
 
 Script = Callable[[Generate], Sequence[AnyPiece]]
-Call = Create | Delete | Drain | Resume | Retry | Get | Query | ReadOutput | Measure | Inspect | Preview
+Call = ClientRequest | ReadOutput
 
 
 class FakeBackend:
