@@ -10,11 +10,9 @@ from typing import Any
 import psutil
 
 from kit.client import Client
-from kit.processes import alive, is_runner
+from kit.processes import alive, is_runner, port_left
 from kit.waiting import until
-from muster.errors import PortError
 from muster.events import InstanceCreated, InstanceDeleted, RankPrepared
-from muster.group.ports import reserve_at
 from muster.local import LocalCluster
 from muster.spec import InstanceId
 
@@ -60,15 +58,14 @@ class Stage:
 
     def assert_nothing_left(self, *instances: InstanceId) -> None:
         """No process, port, coordination file or record of these instances; call it when they are deleted."""
-        for event in list(self.client.events):
-            if not isinstance(event, RankPrepared) or event.instance not in instances:
-                continue
-            assert not alive(event.pid, event.process_started), f"runner {event.pid} of {event.instance} is left"
-            for address in event.addresses:
-                try:
-                    reserve_at(address.host, address.port).close()
-                except PortError as error:
-                    raise AssertionError(f"port {address} of {event.instance} is left: {error}") from error
+        events = list(self.client.events)
+        ranks = [event for event in events if isinstance(event, RankPrepared) and event.instance in instances]
+        pids = {rank.pid for rank in ranks}
+        for rank in ranks:
+            assert not alive(rank.pid, rank.process_started), f"runner {rank.pid} of {rank.instance} is left"
+            for address in rank.addresses:
+                left = port_left(address, pids)
+                assert left is None, f"of {rank.instance} is left: {left}"
         for instance in instances:
             assert instance not in self.client.latest.instances
         created = {event.instance for event in self.client.events if isinstance(event, InstanceCreated)}

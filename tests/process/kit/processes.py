@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 
 import psutil
 
 from muster.errors import PortError
 from muster.group.ports import reserve_at
+from muster.spec import Address
 
 
 def is_runner(process: psutil.Process) -> bool:
@@ -55,3 +56,27 @@ def free_ports(count: int) -> int:
                 stack.enter_context(reserve_at("127.0.0.1", port))
             return first
     raise AssertionError("no free ports in a row")
+
+
+def port_left(address: Address, ranks: Collection[int]) -> str | None:
+    """What still holds the port of ranks that have ended, whose pids these are.
+
+    The system may give the port to anybody at once. A listener is theirs if it is in the session that each rank
+    leads; a socket that only keeps the port has no owner that could be seen, and counts as a reservation for them.
+    """
+    try:
+        reserve_at(address.host, address.port).close()
+    except PortError as error:
+        listeners = {
+            one.pid
+            for one in psutil.net_connections("tcp")
+            if one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == address.port and one.pid
+        }
+        return f"port {address}: {error}" if not listeners or any(_session(pid) in ranks for pid in listeners) else None
+    return None
+
+
+def _session(pid: int) -> int:
+    with contextlib.suppress(ProcessLookupError):
+        return os.getsid(pid)
+    return 0

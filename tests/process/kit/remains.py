@@ -13,9 +13,7 @@ from pathlib import Path
 import psutil
 
 from kit.auditor import Auditor
-from kit.processes import alive, is_runner
-from muster.errors import PortError
-from muster.group.ports import reserve_at
+from kit.processes import alive, is_runner, port_left
 from muster.spec import NodeId
 from muster.state import Assigned, Connected, Failed, Gone, Loaded, Ready, is_script
 
@@ -112,14 +110,10 @@ def left_of(node: str, worker: psutil.Process, directory: Path, auditor: Auditor
     records = list(_listed(directory / "runners"))
     if len(records) > pool:
         found.append(f"records {[path.name for path in records]} on node {node}")
-    for runner in auditor.runners.values():
-        if runner.fact.node != NodeId(node):
-            continue
-        for address in runner.fact.addresses:
-            try:
-                reserve_at(address.host, address.port).close()
-            except PortError as error:
-                found.append(f"port {address}: {error}")
+    facts = [runner.fact for runner in auditor.runners.values() if runner.fact.node == NodeId(node)]
+    pids = {fact.pid for fact in facts}
+    addresses = [address for fact in facts for address in fact.addresses]
+    found += [left for address in addresses if (left := port_left(address, pids)) is not None]
     return found
 
 
