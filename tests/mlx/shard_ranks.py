@@ -6,7 +6,6 @@ import importlib
 import json
 import multiprocessing
 import os
-import socket
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -16,6 +15,7 @@ from typing import Any
 import msgspec
 import psutil
 
+from muster.group.ports import reserve
 from muster.sampling import SamplingParams
 
 DEADLINE_SECONDS = 60.0
@@ -77,7 +77,8 @@ class Ranks:
 
     def __init__(self, size: int, directory: Path) -> None:
         context = multiprocessing.get_context("spawn")
-        ports = _free_ports(size)
+        held = reserve("127.0.0.1", size)
+        ports = held.ports
         relays = [context.Pipe(duplex=False) for _ in range(size - 1)]
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
@@ -103,6 +104,7 @@ class Ranks:
         self._pipes[-1].send_bytes(b"form")  # the last rank dials at once, the others accept first
         for pipe in self._pipes:
             _receive(pipe)
+        held.close()
 
     def run(self, job: Job) -> list[Outcome]:
         """Every rank's outcome, by rank."""
@@ -116,14 +118,6 @@ class Ranks:
             process.kill()
         for process in self._processes:
             process.join(DEADLINE_SECONDS)
-
-
-def _free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(server.getsockname()[1]) for server in held]
-    for server in held:
-        server.close()
-    return ports
 
 
 def _listens(pid: int, port: int) -> bool:

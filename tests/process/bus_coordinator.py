@@ -12,6 +12,7 @@ from typing import Literal
 import anyio
 import msgspec
 from anyio.abc import SocketAttribute, SocketStream, TaskGroup
+from kit import free_ports
 
 from muster.bus import ControlServer, Deduplicator, Incoming, Publisher, Verdict
 from muster.errors import PortError
@@ -116,8 +117,9 @@ class FakeCoordinator:
         self.state = State()
         for envelope in log or ():
             self._append(envelope)
-        self.publisher = Publisher(HOST, events_port)
-        self.server = ControlServer(HOST, control_port)
+        first = free_ports(2)
+        self.publisher = Publisher(HOST, events_port or first)
+        self.server = ControlServer(HOST, control_port or first + 1)
         self.deduplicator = Deduplicator()
         self.announced_events_port: int | None = None
         self.announced_heartbeat_seconds = HEARTBEAT_SECONDS

@@ -24,7 +24,6 @@ from kit import (
     alive,
     assert_blames,
     brought_to,
-    free_ports,
     group,
     model,
     script,
@@ -46,8 +45,8 @@ pytestmark = [pytest.mark.process, pytest.mark.mlx]
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[Stage]:
-    """A cluster whose coordinator has the same three ports each time it is started."""
-    with stage(tmp_path / "cluster", port=free_ports(3)) as made:
+    """A cluster that soon takes a node for lost."""
+    with stage(tmp_path / "cluster", coordinator_options=FAST_CLOCKS) as made:
         yield made
 
 

@@ -11,6 +11,7 @@ import psutil
 import pytest
 from kit import (
     DEADLINE_SECONDS,
+    FAST_CLOCKS,
     STATES,
     Stage,
     alive,
@@ -44,7 +45,7 @@ time.sleep(600)
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[Stage]:
-    with stage(tmp_path / "cluster") as made:
+    with stage(tmp_path / "cluster", coordinator_options=FAST_CLOCKS) as made:
         yield made
 
 
@@ -59,7 +60,7 @@ def test_a_killed_worker_takes_its_runners_along_and_is_clean_when_it_is_back(ow
     instance = own.client.create(group(restart=RestartOnFailure(maximum=5, backoff_seconds=1.0)))
     lost = own.client.ready(instance).ranks[1]
     own.cluster.kill("b")
-    until(lambda: not alive(lost.pid, lost.process_started), "the end of the killed worker's runner", 1.0)
+    until(lambda: not alive(lost.pid, lost.process_started), "the end of the killed worker's runner", 5.0)
     failure = own.client.failure_of(instance)
     assert_blames(failure, kind="node-lost", rank=1, node="b", phase="running")
     directory = own.cluster.directory / "b"
@@ -80,7 +81,7 @@ def test_a_killed_worker_takes_the_children_of_a_script_along(own: Stage, tmp_pa
     lines = own.client.lines(instance, 2)
     family = [rank.pid, *(int(line.split()[-1]) for line in lines)]
     own.cluster.kill("a")
-    until(lambda: not any(alive(pid) for pid in family), "the end of the runner, its child and its grandchild", 1.0)
+    until(lambda: not any(alive(pid) for pid in family), "the end of the runner, its child and its grandchild", 5.0)
     assert_blames(own.client.failure_of(instance), kind="node-lost", rank=0, node="a", phase="running")
     own.cluster.start_worker("a")  # sweeps what the killed one has left on disk
     own.clean(instance)
@@ -96,7 +97,7 @@ def test_a_late_reaper_still_ends_what_a_runner_left(own: Stage, tmp_path: Path)
     with stopped(reaper):
         own.cluster.kill("a")
         until(lambda: not psutil.pid_exists(rank.pid), "the end of the runner")
-    until(lambda: not any(alive(pid) for pid in family), "the end of the script's child and grandchild", 1.0)
+    until(lambda: not any(alive(pid) for pid in family), "the end of the script's child and grandchild", 5.0)
 
 
 def test_a_worker_that_is_killed_while_a_group_forms(own: Stage) -> None:
@@ -104,7 +105,7 @@ def test_a_worker_that_is_killed_while_a_group_forms(own: Stage) -> None:
     with stopped(own.new_runner("a")) as first:
         own.client.wait(RankPrepared, instance, rank=1)
         own.cluster.kill("a")
-        until(lambda: not alive(first.pid), "the end of the stopped runner", 1.0)
+        until(lambda: not alive(first.pid), "the end of the stopped runner", 5.0)
     assert_blames(own.client.failure_of(instance), kind="node-lost", rank=0, node="a", phase="preparing")
     own.cluster.start_worker("a")
     own.clean(instance)

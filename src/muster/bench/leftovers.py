@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -40,7 +42,7 @@ def left_by(instances: Iterable[Instance], files: Iterable[Path], directories: S
     ranks = [rank for instance in instances for rank in instance.ranks]
     return Leftovers(
         files=len(files_in(directories) - set(files)),
-        ports=sum(not _is_free(address) for rank in ranks for address in rank.addresses),
+        ports=sum(port_left(address, {rank.pid}) is not None for rank in ranks for address in rank.addresses),
         processes=sum(is_alive(rank.pid, rank.process_started) for rank in ranks),
     )
 
@@ -67,9 +69,10 @@ def left_after(
     newest = list(processes.values())[-_NEWEST_RANKS:]
     addresses = {(one.host, one.port) for found in newest for one in found}
     addresses |= {("127.0.0.1", port) for port in ports}
+    pids = {pid for pid, _ in processes}
     return Leftovers(
         files=sum(1 for home in homes for name in _PASSING for path in (home / name).rglob("*") if path.is_file()),
-        ports=sum(not _is_free(Address(host, port, "")) for host, port in addresses),
+        ports=sum(port_left(Address(host, port, ""), pids) is not None for host, port in addresses),
         processes=sum(is_alive(pid, started) for pid, started in processes),
     )
 
@@ -95,10 +98,23 @@ def _of_living(path: Path) -> bool:
     return match is not None and owner_alive(int(match[1]), int(match[2]) / 100)
 
 
-def _is_free(address: Address) -> bool:
-    """Whether nobody listens on the endpoint or holds it; closing connections do not count."""
+def port_left(address: Address, ranks: Collection[int]) -> str | None:
+    """What still holds the port of ranks that have ended, whose pids these are; `None` where nothing of theirs does.
+
+    The system may give the port to anybody at once. Whoever has it there is one of theirs in the session that a rank
+    leads; a socket that only keeps the port has no owner that could be seen, and counts as a reservation for them.
+    Closing connections do not count.
+    """
     try:
         reserve_at(address.host, address.port).close()
-    except PortError:
-        return False
-    return True
+    except PortError as error:
+        seen = psutil.net_connections("tcp")
+        owners = {one.pid for one in seen if one.pid and one.laddr and one.laddr.port == address.port}
+        return f"port {address}: {error}" if not owners or any(_session(pid) in ranks for pid in owners) else None
+    return None
+
+
+def _session(pid: int) -> int:
+    with contextlib.suppress(ProcessLookupError):
+        return os.getsid(pid)
+    return 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import time
@@ -57,7 +56,7 @@ async def one_rank(model: Path, directory: Path) -> AsyncGenerator[Running]:
     Raises:
         BenchError: it does not come up.
     """
-    port = _free_port()
+    port = free_ports(1)
     async with _started("mlx_lm.server", directory, port, [(_command(model, port), {})]) as running:
         yield running
 
@@ -69,7 +68,7 @@ async def two_ranks(model: Path, directory: Path) -> AsyncGenerator[Running]:
     Raises:
         BenchError: it does not come up.
     """
-    port = _free_port()
+    port = free_ports(1)
     with contextlib.ExitStack() as held:
         endpoints = [f"{_HOST}:{port}" for port in _ring_ports(held, 2)]
         commands: list[tuple[list[str], Mapping[str, str]]] = []
@@ -94,7 +93,7 @@ async def launched(model: Path, directory: Path) -> AsyncGenerator[Running]:
     program = launcher()
     if program is None:
         raise BenchError("there is no mlx.launch here", remedy="Install mlx with its scripts.")
-    port = _free_port()
+    port = free_ports(1)
     command = [program, "--backend", "ring", "-n", "2", "--starting-port", str(free_ports(2))]
     command += ["--python", sys.executable, "--", *_command(model, port)[1:]]
     async with _started("mlx.launch -n 2 mlx_lm.server", directory, port, [(command, {})]) as running:
@@ -180,14 +179,6 @@ async def _wait_served(name: str, port: int, processes: Sequence[subprocess.Pope
 def tail_of(log: Path) -> str:
     """The last lines of a log."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:]) if log.exists() else ""
-
-
-def _free_port() -> int:
-    """A port for a server; nothing holds it until the server binds it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind((_HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _ring_ports(held: contextlib.ExitStack, count: int) -> list[int]:

@@ -10,16 +10,21 @@ from typing import Any
 import psutil
 
 from kit.client import Client
-from kit.processes import alive, is_runner, port_left
+from kit.processes import alive, free_ports, is_runner
 from kit.waiting import until
+from muster.bench.leftovers import port_left
 from muster.events import InstanceCreated, InstanceDeleted, RankPrepared
 from muster.local import LocalCluster
 from muster.spec import InstanceId
 
 #: Short clocks, for tests that wait for a node to be lost.
 FAST_CLOCKS = ("--heartbeat", "0.2", "--lease", "1.0")
+#: For all others: a machine that stands still for a second has lost nobody.
+PATIENT_CLOCKS = ("--heartbeat", "0.2", "--lease", "5.0")
 #: No warm runners: a light cold one starts in 0.3 s, and nothing else runs beside the test.
 COLD = ("--pool", "0")
+#: How long a stranger may have a rank's port: the system gives it to anybody who asks for none in particular.
+LEFT_SECONDS = 5.0
 
 
 class Stage:
@@ -64,8 +69,8 @@ class Stage:
         for rank in ranks:
             assert not alive(rank.pid, rank.process_started), f"runner {rank.pid} of {rank.instance} is left"
             for address in rank.addresses:
-                left = port_left(address, pids)
-                assert left is None, f"of {rank.instance} is left: {left}"
+                what = f"{address} of {rank.instance} to be free"
+                until(lambda address=address: port_left(address, pids) is None, what, LEFT_SECONDS)
         for instance in instances:
             assert instance not in self.client.latest.instances
         created = {event.instance for event in self.client.events if isinstance(event, InstanceCreated)}
@@ -84,7 +89,12 @@ class Stage:
 
 @contextlib.contextmanager
 def stage(directory: Path, nodes: tuple[str, ...] = ("a", "b"), **options: Any) -> Generator[Stage]:
-    """A cluster without warm runners and with short clocks, unless the options say otherwise."""
-    settings: dict[str, Any] = {"coordinator_options": FAST_CLOCKS, "node_options": COLD, **options}
-    with LocalCluster(directory, nodes, **settings) as cluster, Client(cluster.address) as client:
+    """A cluster without warm runners, unless the options say otherwise.
+
+    Its coordinator has the same ports each time it is started.
+    """
+    first = options.pop("port", None) or free_ports(4)
+    settings: dict[str, Any] = {"coordinator_options": PATIENT_CLOCKS, "node_options": COLD, **options}
+    settings.setdefault("http_port", first + 3)
+    with LocalCluster(directory, nodes, port=first, **settings) as cluster, Client(cluster.address) as client:
         yield Stage(cluster, client)

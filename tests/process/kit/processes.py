@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
-from collections.abc import Collection, Generator
+from collections.abc import Generator
 
 import psutil
 
 from muster.errors import PortError
 from muster.group.ports import reserve_at
-from muster.spec import Address
 
 
 def is_runner(process: psutil.Process) -> bool:
@@ -48,35 +48,15 @@ def kill(process: psutil.Process) -> None:
 
 
 def free_ports(count: int) -> int:
-    """The first of so many ports in a row that nobody has; tests that run side by side look in ranges of their own."""
+    """The first of so many ports in a row that nobody has, others each time, so that clusters keep apart.
+
+    The system gives nobody these ports by itself, and tests that run side by side look in ranges of their own.
+    """
     side = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 8
-    for first in range(21_000 + 1_000 * side, 22_000 + 1_000 * side, count):
+    rows = range(21_000 + 1_000 * side, 22_000 + 1_000 * side - count, count)
+    for first in random.SystemRandom().sample(rows, len(rows)):
         with contextlib.ExitStack() as stack, contextlib.suppress(PortError):
             for port in range(first, first + count):
                 stack.enter_context(reserve_at("127.0.0.1", port))
             return first
     raise AssertionError("no free ports in a row")
-
-
-def port_left(address: Address, ranks: Collection[int]) -> str | None:
-    """What still holds the port of ranks that have ended, whose pids these are.
-
-    The system may give the port to anybody at once. A listener is theirs if it is in the session that each rank
-    leads; a socket that only keeps the port has no owner that could be seen, and counts as a reservation for them.
-    """
-    try:
-        reserve_at(address.host, address.port).close()
-    except PortError as error:
-        listeners = {
-            one.pid
-            for one in psutil.net_connections("tcp")
-            if one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == address.port and one.pid
-        }
-        return f"port {address}: {error}" if not listeners or any(_session(pid) in ranks for pid in listeners) else None
-    return None
-
-
-def _session(pid: int) -> int:
-    with contextlib.suppress(ProcessLookupError):
-        return os.getsid(pid)
-    return 0

@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from anyio.from_thread import start_blocking_portal
 
+from kit.processes import free_ports
 from muster.bench.relay import Relay
-from muster.errors import PortError
-from muster.group.ports import reserve_at
 from muster.local import LocalCluster, Member
-
-#: Control, events and generation.
-_PORTS = 3
-#: Ports that the kernel gives nobody by itself: without a coordinator nothing holds them.
-_RANGE = range(10_000, 20_000, _PORTS)
-
-
-def _some_ports() -> int:
-    """The first of three ports in a row, others each time, so that clusters side by side keep apart."""
-    for first in random.SystemRandom().sample(_RANGE, 100):
-        with contextlib.ExitStack() as stack, contextlib.suppress(PortError):
-            for port in range(first, first + _PORTS):
-                stack.enter_context(reserve_at("127.0.0.1", port))
-            return first
-    raise AssertionError("no free ports in a row")
 
 
 class RelayedCluster(LocalCluster):
@@ -40,8 +23,8 @@ class RelayedCluster(LocalCluster):
     def __init__(
         self, directory: Path, nodes: Sequence[str], *, options: Mapping[str, Sequence[str]], **more: Any
     ) -> None:
-        self._first = _some_ports()
-        super().__init__(directory, nodes, port=self._first, **more)
+        self._first = free_ports(4)
+        super().__init__(directory, nodes, port=self._first, http_port=self._first + 3, **more)
         self.links: dict[str, Relay] = {}
         self._stack = contextlib.ExitStack()
         self._own_options = dict(options)
@@ -50,7 +33,7 @@ class RelayedCluster(LocalCluster):
         """Lay the links, then start all, and wait until every worker has joined."""
         self._portal = self._stack.enter_context(start_blocking_portal())
         for number, node in enumerate(self.nodes, 2):
-            self.links[node] = Relay(f"127.0.0.{number}", range(self._first, self._first + _PORTS))
+            self.links[node] = Relay(f"127.0.0.{number}", range(self._first, self._first + 3))
             future, _ = self._portal.start_task(self.links[node].run)
             self._stack.callback(future.cancel)
         super().start()

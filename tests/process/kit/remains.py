@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 
 from kit.auditor import Auditor
-from kit.processes import alive, is_runner, port_left
+from kit.processes import alive, is_runner
+from muster.bench.leftovers import port_left
 from muster.spec import NodeId
 from muster.state import Assigned, Connected, Failed, Gone, Loaded, Ready, is_script
 
