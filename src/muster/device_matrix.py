@@ -100,6 +100,11 @@ def topology(devices: Devices, *, prefer_ring: bool = False) -> Topology:
     return Topology.MESH
 
 
+def against_ring(devices: Devices) -> str:
+    """Why a matrix that `topology` takes is no ring; empty where it is one."""
+    return _ring_fault(_counts(devices)) or ""
+
+
 def usage(devices: Devices, *, ring: bool) -> tuple[dict[str, Use], ...]:
     """Per rank, what MLX takes of each of its devices when it forms a ring, or else a mesh, of a valid matrix."""
     size = len(devices)

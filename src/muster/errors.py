@@ -21,14 +21,14 @@ class MusterError(Exception):
         super().__init__(message)
         self.message = message
         self.field = field  #: of a request, where the error is about one
-        self.remedy = _sentence(remedy)
+        self.remedy = sentence(remedy)
 
     def __str__(self) -> str:
         return f"{self.message} ({self.remedy})" if self.remedy else self.message
 
 
-def _sentence(text: str) -> str:
-    """The text with a capital letter in front and an end behind, whoever wrote it."""
+def sentence(text: str) -> str:
+    """A remedy as it is shown: the text with a capital letter in front and an end behind, whoever wrote it."""
     if not text:
         return ""
     end = "" if text[-1] in ".!?:…)" else "."

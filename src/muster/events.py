@@ -99,7 +99,8 @@ class NodeSetAside(Fact, frozen=True, kw_only=True, tag="node.set-aside"):
 class NodeChanged(Fact, frozen=True, kw_only=True, tag="node.changed"):
     """The addresses of a node changed while its worker runs; what is up goes on with those that it was given.
 
-    `gone` are the addresses that it no longer has, `new` those that it has now and had not before.
+    `gone` are the addresses that it no longer has, `new` those that it has now and had not before. `moved` says of
+    those that stayed what carried each before and what does now: another interface, kind, speed or bridge.
     """
 
     node: NodeId
@@ -107,6 +108,7 @@ class NodeChanged(Fact, frozen=True, kw_only=True, tag="node.changed"):
     candidates: tuple[NodeAddress, ...]
     gone: tuple[str, ...] = ()
     new: tuple[str, ...] = ()
+    moved: tuple[str, ...] = ()
 
 
 class NodeResumed(Fact, frozen=True, kw_only=True, tag="node.resumed"):

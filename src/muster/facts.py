@@ -6,7 +6,7 @@ Facts are telemetry: the latest value counts, and none of them is logged. A fiel
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -15,6 +15,10 @@ from muster.spec import BootId, NodeAddress, NodeId
 InterfaceKind = Literal["thunderbolt", "ethernet", "wifi", "vpn", "loopback", "bridge", "virtual", "other"]
 Pressure = Literal["normal", "warning", "critical", "unknown"]
 Switch = Literal["on", "off", "unknown"]
+Device = Literal["", "cpu", "gpu"]
+
+#: The branch of a hub's model that is meant where no revision is named.
+DEFAULT_REVISION: Final = "main"
 
 
 class Interface(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,10 +63,11 @@ class Rdma(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU. `memory_bytes` is its own memory, `None` where it shares the machine's."""
+    """A GPU. `memory_bytes` is its own memory, `None` where it shares the machine's, and `free_bytes` is left of it."""
 
     name: str
     memory_bytes: int | None = None
+    free_bytes: int | None = None
 
 
 class Disk(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,14 +79,27 @@ class Disk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeldModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model whose files are on the node. `model` is what users call it: a hub id, or the directory itself."""
+    """A model whose files are on the node. `model` is what users call it: a hub id, or the directory itself.
+
+    `names` are the branches and tags that lead to `revision` on this node.
+    """
 
     model: str
     path: str
     revision: str = ""  #: the commit of a hub snapshot
+    names: tuple[str, ...] = ()
     bytes: int = 0
     complete: bool = True  #: whether every weight file that it names is there
     shareable: bool = True  #: whether the worker gives its files to other nodes
+
+    def is_at(self, revision: str | None) -> bool:
+        """Whether a rank on the node would take these files for that branch, tag or commit; `None` is the main branch.
+
+        A directory, and a hub's model of unknown commit, have no revision.
+        """
+        if not self.revision:
+            return revision is None
+        return (revision or DEFAULT_REVISION) in (self.revision, *self.names)
 
 
 class System(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +130,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     memory_pressure: Pressure = "unknown"
     wired_limit_bytes: int | None = None  #: what the GPU may wire, on Apple silicon
     memory_gbps: float | None = None  #: measured: GB/s that one stream copies on MLX's default device
+    device: Device = ""  #: what MLX computes on unless it is told otherwise; empty where that is not known
     gpus: tuple[Gpu, ...] = ()
     disks: tuple[Disk, ...] = ()
     versions: dict[str, str] = {}
@@ -122,3 +141,17 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[HeldModel, ...] = ()
     system: System = System()
     unknown: dict[str, str] = {}  #: what could not be found out, and why
+
+
+def without_gpu(facts: NodeFacts | None) -> bool:
+    """Whether MLX computes on the node's CPU: it says so, or it was looked for a GPU, and there is none."""
+    if facts is not None and facts.device:
+        return facts.device == "cpu"
+    return facts is not None and facts.os != "" and not facts.gpus and "gpus" not in facts.unknown
+
+
+def filled_gpu(facts: NodeFacts | None) -> Gpu | None:
+    """The GPU with memory of its own that MLX fills on the node: the largest, as CUDA counts the fastest first."""
+    if facts is None or facts.device == "cpu":
+        return None
+    return max((gpu for gpu in facts.gpus if gpu.memory_bytes), key=lambda gpu: gpu.memory_bytes or 0, default=None)

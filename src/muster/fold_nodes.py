@@ -16,7 +16,7 @@ from muster.events import (
     NodeSetAside,
     NodeSuspected,
 )
-from muster.spec import Failure, NodeId
+from muster.spec import Failure, NodeAddress, NodeId
 from muster.state import (
     FAULTS_NS,
     Aside,
@@ -33,6 +33,8 @@ from muster.state import (
 
 #: How many failures a node is remembered for.
 _FAULTS_KEPT = 8
+#: How many addresses that it lost.
+_GONE_KEPT = 64
 
 NodeEvent = NodeJoined | NodeSuspected | NodeHeard | NodeDraining | NodeSetAside | NodeChanged | NodeResumed
 
@@ -55,8 +57,7 @@ def fold_node(state: State, event: NodeEvent, time_ns: int) -> State:
         case NodeSetAside():
             return set_aside(state, name, Aside(event.reason, event.remedy, event.until_ns))
         case NodeChanged():
-            info = msgspec.structs.replace(node.info, candidates=event.candidates)
-            return _with_node(state, msgspec.structs.replace(node, info=info, moved_ns=time_ns))
+            return _with_node(state, _moved(node, event.candidates, time_ns))
         case NodeResumed():
             asides = node.asides if event.trial else 0
             resumed = msgspec.structs.replace(node, duty=Serving(), faults_ns=(), asides=asides, tried_ns=time_ns)
@@ -70,9 +71,19 @@ def _joined(node: Node | None, event: NodeJoined, time_ns: int) -> Node:
     if node is None:
         return Node(info=event.info, since_ns=time_ns)
     if node.info.boot == event.info.boot:
-        return msgspec.structs.replace(node, info=event.info, since_ns=time_ns, lost=None, suspect=None)
+        moved = _moved(node, event.info.candidates, time_ns)
+        return msgspec.structs.replace(moved, info=event.info, since_ns=time_ns, lost=None, suspect=None)
     duty = node.duty if isinstance(node.duty, Draining) else Serving()
     return Node(info=event.info, since_ns=time_ns, duty=duty)
+
+
+def _moved(node: Node, candidates: tuple[NodeAddress, ...], time_ns: int) -> Node:
+    """The node with these addresses; of each that it had before it is noted when it went."""
+    there = {one.host for one in candidates}
+    gone = {one.host: time_ns for one in node.info.candidates} | node.gone_ns
+    latest = sorted(((host, since) for host, since in gone.items() if host not in there), key=lambda one: one[1])
+    info = msgspec.structs.replace(node.info, candidates=candidates)
+    return msgspec.structs.replace(node, info=info, gone_ns=dict(latest[-_GONE_KEPT:]))
 
 
 def set_aside(state: State, name: NodeId, aside: Aside) -> State:

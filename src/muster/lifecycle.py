@@ -24,8 +24,7 @@ from muster.events import (
     NodeSetAside,
     NodeSuspected,
 )
-from muster.known import Known
-from muster.placement import Refusal
+from muster.placement import Placement, Refusal
 from muster.placement.again import place_again, same_refusal
 from muster.spec import Failure, InstanceId, NodeId, Phase, RestartOnFailure
 from muster.state import (
@@ -85,15 +84,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
-    """What is not in the log: when each node was last heard and each rank last moved on, and what nodes tell.
+    """What is not in the log: when each node was last heard and each rank last moved on, and where there is room.
 
-    `known` is only called where something has to be placed. `crowded`: nothing is new since there was no room for
-    those that wait for some, so that they are not looked at.
+    `place` answers where the next attempt of an instance goes, `None` where that is still being found out. `crowded`:
+    nothing is new since there was no room for those that wait for some, so that they are not looked at.
     """
 
     heard_ns: Mapping[NodeId, int] = {}
     progress_ns: Mapping[tuple[InstanceId, int, int], int] = {}
-    known: Callable[[], Known] = Known
+    place: Callable[[Instance, State], Placement | Refusal | None] = place_again
     crowded: bool = False
 
 
@@ -218,7 +217,7 @@ def _next(instance: Instance, state: State, observed: Observed, now_ns: int, set
             moved = _leave_drained(instance, state)
             if moved is not None:
                 return moved
-            if is_script(instance) and all_gone(instance):
+            if is_script(instance) and all_gone(instance) and not _failures_of(instance):
                 return InstanceFinished(instance=instance.id, attempt=instance.attempt)
             if isinstance(instance.status, Starting) and all(_up(instance, rank) for rank in instance.ranks):
                 return InstanceReady(instance=instance.id, attempt=instance.attempt)
@@ -226,9 +225,9 @@ def _next(instance: Instance, state: State, observed: Observed, now_ns: int, set
         case Broken(failure=last, retry_at_ns=int(retry)) if retry <= now_ns and all_gone(instance):
             if last.phase is Phase.PLACING and observed.crowded:
                 return None
-            return _retry(instance, last, state, observed.known(), now_ns)
+            return _retry(instance, last, observed.place(instance, state), now_ns)
         case Ending() if all_gone(instance):
-            return _retry(instance, None, state, observed.known(), now_ns)
+            return _retry(instance, None, observed.place(instance, state), now_ns)
         case Deleting() if all_gone(instance):
             return InstanceDeleted(instance=instance.id, attempt=instance.attempt)
         case _:
@@ -245,9 +244,10 @@ def _up(instance: Instance, rank: Rank) -> bool:
             return False
 
 
-def _retry(instance: Instance, last: Failure | None, state: State, known: Known, now_ns: int) -> Event | None:
+def _retry(instance: Instance, last: Failure | None, found: Placement | Refusal | None, now_ns: int) -> Event | None:
     """The next attempt. Where it has no place it waits for one, and says so once for each reason."""
-    found = place_again(instance, state, known)
+    if found is None:
+        return None
     if isinstance(found, Refusal):
         failure = Failure(
             kind=found.kind, message=found.message, remedy=found.remedy, phase=Phase.PLACING, retryable=True

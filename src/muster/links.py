@@ -215,8 +215,13 @@ class LinkMap:
         return left.network == right.network and left.host != right.host
 
     def _by_routing(self, a: NodeId, b: NodeId) -> list[Trial]:
-        """Without a common network the first addresses may still reach each other, unless loopback is among them."""
+        """Without a common network the first addresses may still reach each other, unless loopback is among them.
+
+        In a network that the operator names, those that have one there: a VPN gives each its own, with no neighbours.
+        """
         firsts = [self._beyond(name) for name in (a, b)]
+        if self._network:
+            firsts = [found or self._others(name) for found, name in zip(firsts, (a, b), strict=True)]
         if not all(firsts):
             return []
         left, right = firsts[0][0].host, firsts[1][0].host
@@ -227,6 +232,9 @@ class LinkMap:
     def _beyond(self, name: NodeId) -> list[NodeAddress]:
         there = self._offers(name)
         return [one for one in self._nodes[name].addresses if one in there and not is_loopback(one.host)]
+
+    def _others(self, name: NodeId) -> list[NodeAddress]:
+        return [one for one in self._offers(name) if not is_loopback(one.host)]
 
     def _record(self, a: NodeId, b: NodeId, own: str, host: str) -> Measured | None:
         """What `a` measured of the pair, towards the boot of `b` that is there."""
@@ -267,11 +275,27 @@ def is_loopback(host: str) -> bool:
     return host.startswith("127.")
 
 
+def is_host(text: str) -> bool:
+    """Whether it is a dotted IPv4 address."""
+    return _number(text) is not None
+
+
+def is_network(text: str) -> bool:
+    """Whether it is an IPv4 network as CIDR, that of a host in it included."""
+    base, _, bits = text.partition("/")
+    return is_host(base) and bits.isascii() and bits.isdigit() and len(bits) <= 2 and int(bits) <= 32
+
+
+def is_link_local(host: str) -> bool:
+    """Whether no router passes on what is sent to a dotted address, as of a Thunderbolt cable without any server."""
+    return host.startswith("169.254.")
+
+
 def within(host: str, network: str) -> bool:
     """Whether a dotted address is of the network, as CIDR; not where either is no such thing."""
     base, _, bits = network.partition("/")
     one, other = _number(host), _number(base)
-    if one is None or other is None or not bits.isdigit() or int(bits) > 32:
+    if one is None or other is None or not is_network(network):
         return False
     shift = 32 - int(bits)
     return one >> shift == other >> shift

@@ -52,7 +52,9 @@ class ModelNeeds(msgspec.Struct, frozen=True, kw_only=True):
 
     `token_bytes` is what one token of a prompt takes in the widest layer while it is computed, and `score_bytes` what
     one such token takes for each token that it looks back at, where MLX has no fused attention for the model; both
-    for all heads of one rank that runs alone. `solo`: mlx-lm cannot batch it, so that sequences run one by one.
+    for all heads of one rank that runs alone. `plain_score_bytes` is the latter on a CPU, which has no fused attention
+    for any model, and `plain_token_bytes` what a token takes there beside `token_bytes`. `solo`: mlx-lm cannot batch
+    it, so that sequences run one by one.
     """
 
     model: str
@@ -74,6 +76,7 @@ class ModelNeeds(msgspec.Struct, frozen=True, kw_only=True):
     no_tensor: str = ""
     no_pipeline: str = ""
     fingerprint: str = ""  #: changes when config.json or a header does
+    commit: str = ""  #: of a hub's model, where it is known
     embedding_bytes: int = 0
     head_bytes: int = 0
     tied: bool = False
@@ -82,6 +85,8 @@ class ModelNeeds(msgspec.Struct, frozen=True, kw_only=True):
     group_size: int = 1  #: neighbouring weights that share a scale; 1 where nothing is quantised
     token_bytes: int = 0
     score_bytes: int = 0
+    plain_score_bytes: int = 0
+    plain_token_bytes: int = 0
     solo: bool = False
 
     @property
@@ -93,6 +98,15 @@ class ModelNeeds(msgspec.Struct, frozen=True, kw_only=True):
     def kv_token_bytes(self) -> int:
         """The cache of one token of one sequence in all layers, as long as no window has filled."""
         return sum(layer.kv_token_bytes + layer.kv_whole_bytes for layer in self.layers)
+
+
+def on_cpu(needs: ModelNeeds) -> ModelNeeds:
+    """The same where a rank computes on a CPU, for which MLX has no fused attention and mlx-lm no kernels."""
+    return msgspec.structs.replace(
+        needs,
+        score_bytes=max(needs.score_bytes, needs.plain_score_bytes),
+        token_bytes=needs.token_bytes + needs.plain_token_bytes,
+    )
 
 
 def indivisible(sizes: tuple[SharedSize, ...], group_size: int, world_size: int) -> str:

@@ -24,6 +24,11 @@ def coordinator_directory() -> Path:
     return home() / "coordinator"
 
 
+def models_directory() -> Path:
+    """Directory of models that this machine's workers copied from other nodes, each once for all of them."""
+    return home() / "models"
+
+
 def worker_directory(node: str) -> Path:
     """Directory of one node's worker."""
     return home() / "workers" / node

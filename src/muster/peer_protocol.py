@@ -7,6 +7,8 @@ of `muster.events` hold. Whoever speaks first says what it wants; nothing is sen
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from muster.facts import HeldModel
@@ -77,7 +79,19 @@ class FetchFile(PeerRequest, frozen=True, kw_only=True, tag="fetch-file"):
     offset: int = 0
 
 
-AnyPeerRequest = Ping | DialBack | Burst | Watch | InspectModel | ListFiles | FetchFile
+class FollowBlob(PeerRequest, frozen=True, kw_only=True, tag="follow-blob"):
+    """Send what is there of a file of the hub id `model` from byte `offset` on, also while it is being downloaded.
+
+    `hash` is the hub's own: SHA-256, or a git blob id. Answer `BlobFollows` and then its bytes, or `PeerRefused`. Where
+    there is nothing yet that may still come, the answer takes a few seconds.
+    """
+
+    model: str
+    hash: str
+    offset: int = 0
+
+
+AnyPeerRequest = Ping | DialBack | Burst | Watch | InspectModel | ListFiles | FetchFile | FollowBlob
 
 
 class PeerReply(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -138,10 +152,26 @@ class FileFollows(PeerReply, frozen=True, kw_only=True, tag="file-follows"):
     size: int
 
 
+#: What a node says of a file of which it has no more: "coming" is one that it downloads from the hub, or is about to,
+#: whatever others do; "elsewhere" one that the download which goes on there does not bring; "open" anything else.
+Prospect = Literal["coming", "elsewhere", "open"]
+
+
+class BlobFollows(PeerReply, frozen=True, kw_only=True, tag="blob-follows"):
+    """`bytes` raw bytes of a file follow, 0 where there is nothing new; `prospect` is of what lies beyond them.
+
+    `moved` is another number whenever the download of that model has moved.
+    """
+
+    bytes: int
+    prospect: Prospect = "open"
+    moved: int = 0
+
+
 class PeerRefused(PeerReply, frozen=True, kw_only=True, tag="peer-refused"):
     """The request was not carried out."""
 
     failure: Failure
 
 
-AnyPeerReply = Pong | DialledBack | Inspected | Files | FileFollows | PeerRefused
+AnyPeerReply = Pong | DialledBack | Inspected | Files | FileFollows | BlobFollows | PeerRefused

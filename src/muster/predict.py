@@ -24,6 +24,10 @@ PREFILL_SEQUENCES: Final = 8
 #: Copies of a row of logits that exist at once: as computed, in float32 as log probabilities, and while sampling.
 _LOGITS_BYTES: Final = 2 + 4 + 4
 
+#: Values of a quantised cache that share a scale and a bias. Source: `kv_group_size` of mlx-lm's generate.
+_KV_GROUP: Final = 64
+_VALUE_BITS: Final = 16
+
 
 class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank takes, in bytes."""
@@ -59,7 +63,9 @@ def rank_memory(
     """
     if needs.solo:
         sequences = 1
-    cache = rank_cache(needs, sharding, world_size, layers, context_tokens, sequences)
+    cache = rank_cache(
+        needs, sharding, world_size, layers, context_tokens, sequences, prefill_chunk_tokens=prefill_chunk_tokens
+    )
     computing = workspace(
         needs,
         sharding,
@@ -101,23 +107,53 @@ def outside_weights(needs: ModelNeeds, *, first: bool, last: bool) -> int:
 
 
 def rank_cache(
-    needs: ModelNeeds, sharding: Sharding, world_size: int, layers: range, context_tokens: int, sequences: int
+    needs: ModelNeeds,
+    sharding: Sharding,
+    world_size: int,
+    layers: range,
+    context_tokens: int,
+    sequences: int,
+    *,
+    prefill_chunk_tokens: int = 1,
 ) -> int:
-    """Bytes of keys, values and states of `sequences` that have reached `context_tokens` each."""
+    """Bytes of keys, values and states of `sequences` that have reached `context_tokens` each, in chunks of so many."""
     ranks = world_size if sharding == "tensor" else 1
     held = needs.layers[layers.start : layers.stop]
-    return sum(layer_cache(layer, context_tokens, sequences, ranks=ranks) for layer in held)
+    return sum(
+        layer_cache(layer, context_tokens, sequences, ranks=ranks, prefill_chunk_tokens=prefill_chunk_tokens)
+        for layer in held
+    )
 
 
-def layer_cache(layer: LayerNeeds, context_tokens: int, sequences: int, *, ranks: int = 1) -> int:
-    """Bytes that one layer's cache of `sequences` takes on one of `ranks` ranks of a tensor sharding."""
+def layer_cache(
+    layer: LayerNeeds, context_tokens: int, sequences: int, *, ranks: int = 1, prefill_chunk_tokens: int = 1
+) -> int:
+    """Bytes that one layer's cache of `sequences` takes on one of `ranks` ranks of a tensor sharding.
+
+    While a prompt is read, a window is longer by a chunk: each token of it looks back at a whole window.
+    """
     tokens = -(-context_tokens // CACHE_STEP_TOKENS) * CACHE_STEP_TOKENS
     if layer.window:
-        tokens = min(tokens, layer.window)
+        tokens = min(tokens, layer.window + prefill_chunk_tokens - 1)
     shared = layer.kv_token_bytes * tokens + layer.state_bytes
     if layer.kv_divides:
         shared = -(-shared // ranks)
     return (shared + layer.kv_whole_bytes * tokens) * sequences
+
+
+def quantised_token_bytes(needs: ModelNeeds, bits: int) -> int | None:
+    """Bytes of one token in mlx-lm's quantised caches, with values of 16 bits before; `None` where there are none.
+
+    Ranks keep their caches whole: a `QuantizedKVCache` has no `merge`, so that mlx-lm cannot batch it. Layers with a
+    window stay whole there too.
+    """
+    head_size = needs.hidden_size // needs.heads if needs.heads else 0
+    plain = [layer for layer in needs.layers if layer.kv_token_bytes and not layer.window]
+    if not plain or needs.bits > _VALUE_BITS or head_size % _KV_GROUP or not all(layer.kv_divides for layer in plain):
+        return None
+    values = sum(layer.kv_token_bytes for layer in plain) * 8 // _VALUE_BITS
+    rest = needs.kv_token_bytes - sum(layer.kv_token_bytes for layer in plain)
+    return rest + values * bits // 8 + values // _KV_GROUP * 2 * _VALUE_BITS // 8
 
 
 def layer_weights(needs: ModelNeeds) -> tuple[int, ...]:
@@ -137,14 +173,15 @@ def workspace(
 ) -> int:
     """Bytes beside weights and cache while the rank works, at their highest; an estimate from above.
 
-    That is one chunk of each prompt that is prefilled together, its scores against one sequence's context, and the
+    That is one chunk of each prompt that is prefilled together, its scores against that sequence's context, and the
     logits where tokens are chosen.
     """
     ranks = world_size if sharding == "tensor" else 1
     sequences = 1 if needs.solo else sequences
     chunk = min(prefill_chunk_tokens, context_tokens)
-    activations = min(sequences, PREFILL_SEQUENCES) * chunk * -(-needs.token_bytes // ranks)
-    scores = -(-needs.score_bytes // ranks) * chunk * context_tokens
+    together = min(sequences, PREFILL_SEQUENCES)
+    activations = together * chunk * -(-needs.token_bytes // ranks)
+    scores = together * chunk * context_tokens * -(-needs.score_bytes // ranks)
     logits = sequences * needs.vocabulary * _LOGITS_BYTES if leads or sharding == "tensor" else 0
     return activations + scores + logits
 

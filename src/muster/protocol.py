@@ -202,12 +202,12 @@ class Beat(Request, frozen=True, kw_only=True, tag="beat"):
     time_ns: int = 0  #: the worker's wall clock when it sent this
     pulse_ns: int = 0  #: `time_ns` of the last `Pulse` that it heard
     pulse_age_ns: int = 0  #: how long ago that was, on a clock that does not jump
-    ranks_memory_bytes: int = 0  #: resident size of all runners that hold a rank
+    ranks_memory_bytes: int = 0  #: of all runners that hold a rank, with what MLX has allocated
     ranks: tuple[RankUse, ...] = ()
 
 
 class RankUse(msgspec.Struct, frozen=True, kw_only=True):
-    """How much memory the runner of a rank has in use: its resident size."""
+    """How much memory the runner of a rank has in use: what is resident, or what MLX has allocated if that is more."""
 
     instance: InstanceId
     attempt: int
@@ -305,7 +305,9 @@ class Delete(Request, frozen=True, kw_only=True, tag="delete"):
 
 
 class Get(Request, frozen=True, kw_only=True, tag="get"):
-    """The current state; answer `Snapshot`."""
+    """The current state; answer `Snapshot`. Measured links grow with the square of the nodes, and may be left out."""
+
+    links: bool = True
 
 
 class Query(Request, frozen=True, kw_only=True, tag="query"):

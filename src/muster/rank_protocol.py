@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from muster.facts import Device
 from muster.layout import Layout
 from muster.protocol import Generate
 from muster.replies import AnyPiece
@@ -169,6 +170,7 @@ class WarmFrame(msgspec.Struct, frozen=True, kw_only=True, tag="warm"):
     backends: tuple[str, ...]
     versions: dict[str, str]
     memory_gbps: float | None = None  #: see `muster.facts.NodeFacts`; only of the runner that is asked to measure
+    device: Device = ""  #: the same
 
 
 class PreparedFrame(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):

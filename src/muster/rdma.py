@@ -17,26 +17,34 @@ import msgspec
 from muster.device_matrix import MAX_MESH_RANKS, MAX_RING_WIRES, Topology, Use, names, topology, usage
 from muster.errors import PayloadError
 from muster.facts import NodeFacts, RdmaDevice, ThunderboltPort
-from muster.known import Known
 from muster.layout import Devices, Layout
-from muster.links import within
-from muster.spec import NodeId, NodeInfo
+from muster.spec import NodeId
 
 #: The first generation of Thunderbolt that can do RDMA.
 RDMA_GENERATION: Final = 5
 #: Steps that the search for a ring may take: more than all orders of 8 nodes, a few milliseconds.
 _SEARCH_STEPS: Final = 50_000
 
-#: Kinds of interface that RDMA itself runs over.
-_CARRIERS: Final = frozenset({"thunderbolt"})
-#: What the side channel prefers: it carries a few hundred bytes, so that reaching matters, and not speed.
-_KIND_ORDER: Final = {"ethernet": 0, "loopback": 0, "bridge": 1, "virtual": 1, "other": 1, "wifi": 2, "vpn": 3}
-#: What rank 0 listens on where the others dial different addresses of it.
-_EVERY_ADDRESS: Final = "0.0.0.0"
 
-#: What other instances take, by node and device.
-InUse = Mapping[tuple[NodeId, str], Use]
-_NONE: Final[InUse] = {}
+class InUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What other instances take of devices, by machine and device: the nodes of a machine share them.
+
+    A node that `machines` does not name is a machine by itself.
+    """
+
+    devices: Mapping[tuple[str, str], Use] = {}
+    machines: Mapping[NodeId, str] = {}
+
+    def machine(self, node: NodeId) -> str:
+        """The machine of a node."""
+        return self.machines.get(node, node)
+
+    def of(self, node: NodeId, device: str) -> Use:
+        """What is taken of a device of this node's machine."""
+        return self.devices.get((self.machine(node), device), Use())
+
+
+_NOTHING: Final = InUse()
 
 
 class Wiring(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,53 +61,64 @@ class Wiring(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Wire(msgspec.Struct, frozen=True):
-    """A cable seen from one of its ends: the ports, this end's and the other end's device, or why it is of no use."""
+    """A cable seen from one of its ends: the ports, this end's and the other end's device, or why it is of no use.
+
+    `regions` is what other instances have registered with the device that has most of them.
+    """
 
     port: str
     other_port: str
     device: str = ""
     other_device: str = ""
     fault: str = ""
+    regions: int = 0
 
     def reversed(self) -> _Wire:
-        return _Wire(self.other_port, self.port, self.other_device, self.device, self.fault)
+        return _Wire(self.other_port, self.port, self.other_device, self.device, self.fault, self.regions)
 
 
-#: All cables between pairs of ranks, under (lower, higher), seen from the lower; in one order for both ends.
+#: All cables between pairs of ranks, under (lower, higher), seen from the lower; in one order for both ends, in which
+#: those that nobody uses come first.
 _Cables = dict[tuple[int, int], tuple[_Wire, ...]]
 
 
-def wire(nodes: Sequence[NodeFacts], in_use: InUse = _NONE) -> Wiring:
+def wire(nodes: Sequence[NodeFacts], in_use: InUse = _NOTHING) -> Wiring:
     """The matrices for `nodes`, one per rank in rank order, beside what other groups take of the devices."""
     if len(nodes) < 2:
         return Wiring(mesh_fault="a single rank needs no group", ring_fault="a single rank needs no group")
-    cables = _cables(nodes)
+    cables = _cables(nodes, in_use)
     mesh, mesh_fault = _mesh(nodes, cables, in_use)
     ring, ring_fault = _ring(nodes, cables, in_use)
     wires = max((len(names(entry)) for row in ring for entry in row), default=0)
     return Wiring(mesh=mesh, mesh_fault=mesh_fault, ring=ring, ring_fault=ring_fault, wires=wires)
 
 
-def cabled(nodes: Sequence[NodeFacts]) -> dict[tuple[int, int], int]:
-    """How many usable cables each pair (lower index first) has; pairs without one are left out."""
-    counts = {pair: sum(not one.fault for one in wires) for pair, wires in _cables(nodes).items()}
+def cabled(nodes: Sequence[NodeFacts], in_use: InUse = _NOTHING) -> dict[tuple[int, int], int]:
+    """How many usable cables that no other group uses each pair (lower index first) has; pairs without are left out."""
+    found = _cables(nodes, in_use)
+    counts = {pair: sum(not one.fault and not one.regions for one in wires) for pair, wires in found.items()}
     return {pair: count for pair, count in counts.items() if count}
 
 
-def ring_order(nodes: Sequence[NodeFacts]) -> tuple[int, ...]:
+def ring_order(nodes: Sequence[NodeFacts], in_use: InUse = _NOTHING) -> tuple[int, ...]:
     """Indices into `nodes` in an order in which each is cabled to the next and the last to the first; node 0 is first.
 
-    Of several, the one whose thinnest pair has most cables, then the smallest. Empty where there is none. Exact for
-    up to 8 nodes; above, the search gives up after so many steps that it takes some 10 ms.
+    Of several, the one whose thinnest pair has most cables that nobody uses, then the smallest. Empty where there is
+    none. Exact for up to 8 nodes; above, the search gives up after so many steps that it takes some 10 ms.
     """
-    counts = cabled(nodes)
-    size = len(nodes)
+    size, counts = len(nodes), cabled(nodes, in_use)
     if size < 2:
         return ()
+    if found := _order(size, counts):
+        return found
+    return _order(size, cabled(nodes)) if in_use.devices else ()
+
+
+def _order(size: int, counts: dict[tuple[int, int], int]) -> tuple[int, ...]:
     if size == 2:
         return (0, 1) if counts else ()
     for wires in sorted({min(count, MAX_RING_WIRES) for count in counts.values()}, reverse=True):
-        beside: list[list[int]] = [[] for _ in nodes]
+        beside: list[list[int]] = [[] for _ in range(size)]
         for (low, high), count in sorted(counts.items()):
             if count >= wires:
                 beside[low].append(high)
@@ -150,7 +169,7 @@ def node_fault(facts: NodeFacts) -> str:
     return ""
 
 
-def check_devices(devices: Devices, nodes: Sequence[NodeFacts], *, ring: bool = False, in_use: InUse = _NONE) -> str:
+def check_devices(devices: Devices, nodes: Sequence[NodeFacts], *, ring: bool = False, in_use: InUse = _NOTHING) -> str:
     """Why an operator's own matrix would fail, or empty. `nodes` is in rank order, or empty where nothing is known.
 
     A node that told of no RDMA device at all is believed to have what the matrix says.
@@ -173,85 +192,23 @@ def check_devices(devices: Devices, nodes: Sequence[NodeFacts], *, ring: bool = 
     return _crossed(devices, nodes) or _exceeded(devices, nodes, ring=chosen is Topology.RING, in_use=in_use)
 
 
-def taken(groups: Iterable[tuple[Sequence[NodeId], Layout]]) -> dict[tuple[NodeId, str], Use]:
-    """What jaccl groups take of their devices: of each, the node per rank, and its layout."""
-    found: dict[tuple[NodeId, str], Use] = {}
+def taken(groups: Iterable[tuple[Sequence[NodeId], Layout]], machines: Mapping[NodeId, str]) -> InUse:
+    """What jaccl groups take of their devices: of each, the node per rank, and its layout; `machines` is by node."""
+    found: dict[tuple[str, str], Use] = {}
     for nodes, layout in groups:
         if len(layout.devices) != len(nodes):
             continue
         for node, used in zip(nodes, usage(layout.devices, ring=layout.jaccl_ring), strict=True):
             for name, use in used.items():
-                found[node, name] = found.get((node, name), Use()) + use
-    return found
-
-
-class Coordinators(msgspec.Struct, frozen=True, kw_only=True):
-    """By rank, the address of rank 0 that it dials; rank 0's own entry is what it listens on. Or why there is none."""
-
-    hosts: tuple[str, ...] = ()
-    fault: str = ""
-
-
-def coordinators(nodes: Sequence[NodeInfo], known: Known, network: str = "") -> Coordinators:
-    """Which address of rank 0's node each rank dials for the side channel. `nodes` is in rank order.
-
-    Never a Thunderbolt port's: those are for RDMA, and have new addresses after every start. One address for all is
-    taken where there is one; else rank 0 listens on all of its own. `network`, as CIDR, is the only one allowed.
-    """
-    lead, ways = nodes[0], [_ways(info, nodes[0], known, network) for info in nodes]
-    own = [one.host for one in lead.addresses if not network or within(one.host, network)]
-    own = [host for host in own if _kind(known.facts.get(lead.node), host) not in _CARRIERS] or own
-    for rank, (info, found) in enumerate(zip(nodes, ways, strict=True)):
-        if rank and info.node != lead.node and not (own if found is None else found):
-            reason = "was reached" if found is not None else "is known"
-            return Coordinators(
-                fault=f"rank {rank} on {info.node} dials rank 0 on {lead.node} for jaccl's side channel, but no "
-                f"address of {lead.node} outside Thunderbolt {reason} from there"
-            )
-    dialled = [own if found is None else found for found in ways[1:]]
-    common = [host for host in dialled[0] if all(host in hosts for hosts in dialled)] if dialled else own
-    if common:
-        return Coordinators(hosts=(common[0],) * len(nodes))
-    return Coordinators(hosts=(_EVERY_ADDRESS, *(hosts[0] for hosts in dialled)))
-
-
-def _ways(info: NodeInfo, lead: NodeInfo, known: Known, network: str) -> list[str] | None:
-    """The addresses of rank 0's node that were reached from a node, the best first; `None` where none was measured."""
-    links = known.links.get(info.node)
-    measured = (
-        [one for one in links.measured if (one.other, one.other_boot) == (lead.node, lead.boot)]
-        if links is not None
-        else []
-    )
-    if not measured or info.node == lead.node:
-        return None
-    near, far = known.facts.get(info.node), known.facts.get(lead.node)
-    given = {one.host for one in lead.addresses} if lead.addresses_given else set[str]()
-    usable: list[tuple[int, bool, float, str]] = []
-    for one in measured:
-        kinds = {_kind(near, one.own), _kind(far, one.host)}
-        allowed = (not given or one.host in given) and (not network or within(one.host, network))
-        if one.reached and allowed and not kinds & _CARRIERS:
-            rank = max(_KIND_ORDER.get(kind, len(_KIND_ORDER)) for kind in kinds)
-            usable.append((rank, not one.dialled_back, one.rtt_us if one.rtt_us is not None else 1e9, one.host))
-    return list(dict.fromkeys(host for *_, host in sorted(usable)))
-
-
-def _kind(facts: NodeFacts | None, host: str) -> str:
-    """The kind of the interface that has this address; a bridge of Thunderbolt ports counts as one of them."""
-    interfaces = facts.interfaces if facts is not None else ()
-    kinds = {interface.name: interface.kind for interface in interfaces}
-    for interface in interfaces:
-        if any(address.host == host for address in interface.addresses):
-            bridged = {kinds.get(member) for member in interface.members}
-            return "thunderbolt" if "thunderbolt" in bridged else interface.kind
-    return "other"
+                key = (machines.get(node, node), name)
+                found[key] = found.get(key, Use()) + use
+    return InUse(devices=found, machines=machines)
 
 
 # --- cables -------------------------------------------------------------------------------------------------
 
 
-def _cables(nodes: Sequence[NodeFacts]) -> _Cables:
+def _cables(nodes: Sequence[NodeFacts], in_use: InUse = _NOTHING) -> _Cables:
     found: dict[tuple[int, int], list[_Wire]] = {}
     ports: dict[str, list[tuple[int, ThunderboltPort]]] = {}
     for index, facts in enumerate(nodes):
@@ -266,7 +223,16 @@ def _cables(nodes: Sequence[NodeFacts]) -> _Cables:
                 elif other < index and not mutual and nodes[other].node != facts.node:
                     one = _wire(facts, port, nodes[other], far, mutual=False)
                     found.setdefault((other, index), []).append(one.reversed())
-    return {pair: tuple(sorted(wires, key=lambda one: (one.port, one.other_port))) for pair, wires in found.items()}
+    cables: _Cables = {}
+    for (low, high), wires in found.items():
+        seen = [_used(one, nodes[low].node, nodes[high].node, in_use) for one in wires]
+        cables[low, high] = tuple(sorted(seen, key=lambda one: (one.regions, one.port, one.other_port)))
+    return cables
+
+
+def _used(one: _Wire, node: NodeId, other: NodeId, in_use: InUse) -> _Wire:
+    uses = (in_use.of(node, one.device), in_use.of(other, one.other_device))
+    return msgspec.structs.replace(one, regions=max(use.memory_regions for use in uses))
 
 
 def _wire(facts: NodeFacts, port: ThunderboltPort, others: NodeFacts, far: ThunderboltPort, *, mutual: bool) -> _Wire:
@@ -343,7 +309,8 @@ def _mesh(nodes: Sequence[NodeFacts], cables: _Cables, in_use: InUse) -> tuple[D
 def _ring(nodes: Sequence[NodeFacts], cables: _Cables, in_use: InUse) -> tuple[Devices, str]:
     size = len(nodes)
     pairs = sorted({(min(rank, (rank + 1) % size), max(rank, (rank + 1) % size)) for rank in range(size)})
-    counts = [sum(not one.fault for one in cables.get(pair, ())) for pair in pairs]
+    counts = [sum(not one.fault and not one.regions for one in cables.get(pair, ())) for pair in pairs]
+    # Where all cables of a pair are in use, one may have room for another connection.
     return _matrix(nodes, cables, pairs, wires=min(*counts, MAX_RING_WIRES) or 1, in_use=in_use)
 
 
@@ -367,12 +334,16 @@ def _matrix(
 
 def _exceeded(devices: Devices, nodes: Sequence[NodeFacts], *, ring: bool, in_use: InUse) -> str:
     """Which device cannot give what the group takes beside what is taken already; empty where all can."""
-    total: dict[tuple[NodeId, str], Use] = {}
+    total: dict[tuple[str, str], Use] = {}
+    owners: dict[str, NodeId] = {}
     for facts, used in zip(nodes, usage(devices, ring=ring), strict=True):
+        machine = in_use.machine(facts.node)
+        owners.setdefault(machine, facts.node)
         for name, use in used.items():
-            total[facts.node, name] = total.get((facts.node, name), Use()) + use
-    for (node, name), use in total.items():
-        there = in_use.get((node, name), Use())
+            total[machine, name] = total.get((machine, name), Use()) + use
+    for (machine, name), use in total.items():
+        node = owners[machine]
+        there = in_use.of(node, name)
         if excess := (use + there).excess:
             by = (
                 f", {there.queue_pairs} and {there.memory_regions} are taken by other instances"

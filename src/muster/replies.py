@@ -15,7 +15,7 @@ from muster.links import NodeLinks
 from muster.needs import ModelNeeds
 from muster.protocol import Beat
 from muster.sampling import TokenLogprob, ToolCall
-from muster.spec import Assignment, Backend, BootId, Failure, InstanceId, NodeId
+from muster.spec import Assignment, Backend, BootId, Failure, InstanceId, NodeId, Shortfall
 
 # --- control: coordinator → worker or client ----------------------------------------------------------------
 
@@ -104,10 +104,14 @@ class Noted(Reply, frozen=True, kw_only=True, tag="noted"):
 
 
 class Refused(Reply, frozen=True, kw_only=True, tag="refused"):
-    """The request was not accepted, and changed nothing. `proof` is what a hello has to repeat to be accepted."""
+    """The request was not accepted, and changed nothing. `proof` is what a hello has to repeat to be accepted.
+
+    `shortfalls` is what each node was short of, where something was to be placed.
+    """
 
     failure: Failure
     proof: str = ""
+    shortfalls: tuple[Shortfall, ...] = ()
 
 
 class Snapshot(Reply, frozen=True, kw_only=True, tag="snapshot"):
@@ -146,12 +150,16 @@ class Needs(Reply, frozen=True, kw_only=True, tag="needs"):
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to place an instance: what would be logged, or `refusal`, why it is none."""
+    """One way to place an instance: what would be logged, or `refusal`, why it is none.
+
+    `shortfalls` is what each node was short of, where the first option is none.
+    """
 
     assignments: tuple[Assignment, ...] = ()
     backend: Backend = "ring"
     layout: Layout = Layout()
     refusal: str = ""
+    shortfalls: tuple[Shortfall, ...] = ()
 
 
 class Previewed(Reply, frozen=True, kw_only=True, tag="previewed"):

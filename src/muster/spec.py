@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
-from typing import Literal, NewType
+from typing import Final, Literal, NewType
 
 import msgspec
 
@@ -15,9 +16,14 @@ InstanceId = NewType("InstanceId", str)
 COORDINATOR = NodeId("coordinator")
 
 Backend = Literal["ring", "jaccl"]
-BackendWish = Literal["auto", "ring", "jaccl"]
+BackendWish = Literal["auto", "ring", "jaccl", "jaccl-ring"]
 ShardingWish = Literal["auto", "pipeline", "tensor"]
 SideChannel = Literal["tcp", "bus"]
+
+#: What decides where a process finds the hub's cache.
+CACHE_VARIABLES: Final = frozenset({"HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME", "HOME"})
+#: One slash, and no first character that a path would have.
+_HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
 
 
 class Phase(StrEnum):
@@ -30,6 +36,11 @@ class Phase(StrEnum):
     WARMING = "warming"
     RUNNING = "running"
     STOPPING = "stopping"
+
+
+def is_hub_id(model: str) -> bool:
+    """Whether `model` has the form of a hub id, and not of a path."""
+    return _HUB_ID.fullmatch(model) is not None
 
 
 class ModelWorkload(msgspec.Struct, frozen=True, kw_only=True, tag="model"):
@@ -288,3 +299,18 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         where = where or (f"node {self.node}, " if self.node else "")
         remedy = f" {self.remedy}" if self.remedy else ""
         return f"{where}while {self.phase.value}: {self.message}.{remedy}"
+
+
+class Shortfall(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node was short of when something was to be placed; `reason` says it to a person.
+
+    The amounts are those of a rank where `what` is memory or disk, else 0. `missing_bytes` is 0, too, where the node
+    has as much as its share and others are short.
+    """
+
+    node: NodeId
+    reason: str
+    what: Literal["memory", "disk", "ranks", "link", "backend", "duty"] = "memory"
+    needed_bytes: int = 0
+    available_bytes: int = 0
+    missing_bytes: int = 0

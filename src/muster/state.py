@@ -196,7 +196,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
     `suspect` is why it may be about to get lost, `duty` whether it takes instances. `faults_ns` are the times of the
     latest failures that are blamed on it; `asides` is how often it was set aside since it last behaved, and
-    `tried_ns` when it was last tried again. `moved_ns` is when its addresses last changed.
+    `tried_ns` when it was last tried again. `gone_ns` is when each address went that it had and has no more.
     """
 
     info: NodeInfo
@@ -207,7 +207,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     faults_ns: tuple[int, ...] = ()
     asides: int = 0
     tried_ns: int = 0
-    moved_ns: int = 0
+    gone_ns: dict[str, int] = {}
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):

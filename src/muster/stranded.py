@@ -54,8 +54,16 @@ def stranded(instance: Instance, state: State, now_ns: int, patience_ns: int) ->
 
 
 def _first_gone(instance: Instance, state: State) -> tuple[int, Rank, list[str]] | None:
-    """When the addresses of a rank went, which rank it is, and which they are: of the rank that lost its own first."""
+    """When addresses of a rank went, the first of them, which rank it is, and which they are: of whoever lost first."""
     if instance.backend != "ring" or not isinstance(instance.spec.workload, ModelWorkload):
         return None
-    found = [(state.nodes[rank.node].moved_ns, rank, gone) for rank, gone in gone_addresses(instance, state.nodes)]
+    found = [
+        (min(_gone_ns(state.nodes[rank.node], host) for host in gone), rank, gone)
+        for rank, gone in gone_addresses(instance, state.nodes)
+    ]
     return min(found, key=lambda one: (one[0], one[1].rank), default=None)
+
+
+def _gone_ns(node: Node, host: str) -> int:
+    """When the node lost the address; since it joined, where nobody saw it go."""
+    return node.gone_ns.get(host, node.since_ns)

@@ -34,10 +34,13 @@ class Stand:
 
 
 def build(config: dict[str, Any], *, dtype: mx.Dtype = mx.bfloat16, bits: int = 0) -> Any:
-    """The whole model, lazily; `bits` quantises what mlx-lm would."""
+    """The whole model, lazily; `bits` quantises what mlx-lm would. One that is packed by its maker stays as it is."""
     model_class, args_class = _get_classes(copy.deepcopy(config))
     model: Any = model_class(args_class.from_dict(copy.deepcopy(config)))
-    model.set_dtype(dtype)
+    packed = "quantization" in CONFIGS.get(config["model_type"], {})
+    model.set_dtype(mx.float16 if packed else dtype)
+    if packed:
+        return model
     if bits:
         config["quantization"] = {"group_size": 32, "bits": bits}
         nn.quantize(model, group_size=32, bits=bits, class_predicate=_quantised)

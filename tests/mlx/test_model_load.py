@@ -9,8 +9,10 @@ from typing import Any, cast
 
 import mlx.core as mx
 import pytest
+from mlx.utils import tree_flatten
 from tiny_models import LLAMA, QWEN2, QWEN3_MOE, make_model
 
+from muster.bench.families import config_of
 from muster.errors import ModelError, ShardingError
 from muster.model.files import inspect
 from muster.model.load import LoadedModel, load_shard
@@ -37,8 +39,12 @@ def load_as(path: Path, shards: ShardPlan, rank: int) -> LoadedModel:
     return load_shard(path, shards, rank, group, on_layer=lambda done, total: None)
 
 
+def whole_plan(path: Path) -> ShardPlan:
+    return plan(inspect(path), "auto", 1, Supports(tensor=False, pipeline=False))
+
+
 def alone(path: Path) -> LoadedModel:
-    return load_as(path, plan(inspect(path), "auto", 1, Supports(tensor=False, pipeline=False)), 0)
+    return load_as(path, whole_plan(path), 0)
 
 
 def rewrite(path: Path, change: Callable[[dict[str, mx.array]], None]) -> None:
@@ -114,6 +120,18 @@ def test_a_broken_tokenizer_is_a_model_error(tmp_path: Path) -> None:
         alone(path)
 
 
+@pytest.mark.parametrize(("trusted", "remedy"), [(False, "--trust-remote-code"), (True, "copy the tokenizer's files")])
+def test_a_tokenizer_with_code_of_its_own_names_what_lets_it_run(tmp_path: Path, trusted: bool, remedy: str) -> None:
+    path = make_model(tmp_path / "m", LLAMA)
+    (path / "tokenizer.json").write_text("{")
+    settings = {"auto_map": {"AutoTokenizer": ["tokenization_own.Own", None]}, "tokenizer_class": "Own"}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ModelError, match="tokenizer") as raised:
+        load_shard(path, whole_plan(path), 0, None, on_layer=lambda done, total: None, trust_remote_code=trusted)
+    assert remedy in raised.value.remedy
+    assert ("tokenization_own.py" in raised.value.remedy) is not trusted
+
+
 @pytest.mark.parametrize(("config", "tensor", "pipeline"), [(QWEN2, True, True), (LLAMA, True, False)])
 def test_supports_asks_mlx_lm(tmp_path: Path, config: dict[str, Any], tensor: bool, pipeline: bool) -> None:
     found = supports(inspect(make_model(tmp_path / "m", config)))
@@ -158,3 +176,14 @@ def test_every_slice_of_a_tensor_shard_adds_up_to_the_whole(tmp_path: Path) -> N
     parts = [load_as(path, shards, rank).model.model.layers[0].self_attn for rank in range(4)]
     assert mx.array_equal(mx.concatenate([part.q_proj.weight for part in parts]), whole.q_proj.weight)
     assert mx.array_equal(mx.concatenate([part.o_proj.weight for part in parts], axis=-1), whole.o_proj.weight)
+
+
+def test_a_slice_does_not_keep_what_it_was_cut_from_in_memory(tmp_path: Path) -> None:
+    """mlx-lm cuts DeepSeek's latent projections as views of the whole."""
+    path = make_model(tmp_path / "m", config_of("deepseek_v3", num_hidden_layers=2, vocab_size=260))
+    loaded = load_as(path, plan(inspect(path), "tensor", 2, Supports(tensor=True, pipeline=False)), 1)
+    weights: Any = tree_flatten(loaded.model.parameters())
+    kept = sum(weight.nbytes for _, weight in weights)
+    latent = sum(weight.nbytes for name, weight in weights if "embed_q" in name or "unembed_out" in name)
+    assert latent > 500_000
+    assert loaded.bytes < kept + latent // 4

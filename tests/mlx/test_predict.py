@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
 
 import mlx.core as mx
@@ -11,6 +12,7 @@ import pytest
 from lazy_models import CONFIGS, Stand, build, config_of, files_of, nbytes
 from mlx_lm.models.cache import make_prompt_cache
 
+from muster.bench.plain_kernels import put_in
 from muster.errors import ModelError
 from muster.model.architectures import architecture_of, known_architectures
 from muster.model.files import describe
@@ -23,14 +25,10 @@ from muster.predict import outside_weights, rank_cache, rank_weights
 
 pytestmark = pytest.mark.mlx
 
-#: Cannot be built here: it takes checkpoints of its own kind only, and is `qwen3_5` in all that counts.
-UNBUILT = {"prism_hadamard_qwen35"}
-#: Its kernels need Metal.
-NEEDS_METAL = {"muse_spark"}
 #: Ends the process when it is imported without a package of its own.
 UNIMPORTABLE = {"olmo"}
 
-TYPES = sorted(CONFIGS.keys() - UNBUILT)
+TYPES = sorted(CONFIGS)
 #: The sizes of models that people run, where rounding and rare cases show.
 REAL: dict[str, dict[str, Any]] = {
     "llama": {
@@ -100,6 +98,16 @@ def test_source_and_built_model_agree_on_what_is_supported(model_type: str) -> N
     assert needs.solo == (not batchable(model))
 
 
+def test_no_tensor_sharding_where_mlx_would_put_plain_layers_in_the_place_of_own_ones() -> None:
+    """A Hadamard pack inherits `shard` from an architecture of plain layers: without the rotation tokens were wrong."""
+    config = config_of("prism_hadamard_qwen35")
+    files = files_of(build(config), config)
+    assert hasattr(importlib.import_module("mlx_lm.models.prism_hadamard_qwen35").Model, "shard")
+    assert not needs_of(files).tensor
+    assert not supports(files).tensor
+    assert supports(files).pipeline
+
+
 @pytest.mark.parametrize("model_type", TYPES)
 def test_weights_of_every_rank_are_predicted_to_the_byte(model_type: str) -> None:
     check_weights(config_of(model_type), 4)
@@ -148,7 +156,7 @@ def check_pipeline(config: dict[str, Any], bits: int, needs: ModelNeeds, rank: i
     assert rank_weights(needs, "pipeline", size, layers) == nbytes(model) - unread
 
 
-@pytest.mark.parametrize("model_type", sorted(CONFIGS.keys() - UNBUILT - NEEDS_METAL))
+@pytest.mark.parametrize("model_type", sorted(CONFIGS))
 def test_caches_are_predicted_from_shapes(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt of 511 tokens and one more, lazily; 512 is where caches are as large as they say."""
     monkeypatch.setattr(mx.distributed, "all_sum", summed)
@@ -156,6 +164,7 @@ def test_caches_are_predicted_from_shapes(model_type: str, monkeypatch: pytest.M
     for ranks in (1, 2):
         config = config_of(model_type)
         model = build(config, bits=4)
+        put_in(sys.modules[type(model).__module__])
         needs = needs_of(files_of(model, config))
         if ranks > 1:
             if not needs.tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from kit.waiting import until
 
 from muster.facts import NodeFacts
 from muster.local import LocalCluster
+from muster.protocol import Measure
 from muster.spec import NodeId
 from muster.worker.telling import TESTING_FACTS
 
@@ -50,6 +52,7 @@ def test_the_facts_of_a_node_arrive(cluster: LocalCluster, client: Client) -> No
     assert facts.backends == info.backends
     assert facts.memory_gbps is not None
     assert facts.memory_gbps > 0
+    assert facts.device in ("cpu", "gpu")
     assert any(one.kind == "loopback" and one.up for one in facts.interfaces)
     assert [disk.path for disk in facts.disks] == [str(cluster.directory / "a")]
     assert [one.host for one in info.candidates] == ["127.0.0.1"]
@@ -81,3 +84,16 @@ def test_the_memory_of_ranks_is_told_with_the_heartbeat(client: Client) -> None:
 
     assert until(used, "the memory of the ranks") > 10 * 2**20
     client.delete(instance)
+
+
+def test_the_memory_is_measured_again_with_the_links(cluster: LocalCluster, client: Client) -> None:
+    worker = psutil.Process(cluster.members["a"].process.pid)
+    until(lambda: told(client), "the facts of a")
+    client.call(Measure())
+
+    def measures() -> bool:
+        with contextlib.suppress(psutil.Error):
+            return any("probe" in child.cmdline() for child in worker.children())
+        return False
+
+    until(measures, "a runner that measures")

@@ -88,7 +88,8 @@ def lab(made: Lab) -> Lab:
 
 
 def wish(spec: InstanceSpec, devices: Devices, side: SideChannel = "tcp") -> InstanceSpec:
-    return msgspec.structs.replace(spec, backend="jaccl", devices=devices, side_channel=side)
+    backend = "jaccl-ring" if devices is RING else "jaccl"
+    return msgspec.structs.replace(spec, backend=backend, devices=devices, side_channel=side)
 
 
 def answer(lab: Lab, instance: InstanceId) -> str:
@@ -102,6 +103,25 @@ def test_cables_become_a_mesh_without_a_word_from_anybody(lab: Lab) -> None:
     assert found.backend == "jaccl"
     assert found.layout.devices == MESH
     lab.stage.clean(instance)
+
+
+def test_a_jaccl_ring_takes_all_cables_and_gives_tokens(lab: Lab) -> None:
+    spec = msgspec.structs.replace(spec_of(MODEL, 2, NODES[:2]), backend="jaccl-ring")
+    instance = lab.client.create(spec)
+    found = lab.client.ready(instance)
+    assert (found.backend, found.layout.jaccl_ring, found.layout.devices) == ("jaccl", True, RING)
+    assert answer(lab, instance) == ANSWER
+    lab.stage.clean(instance)
+
+
+def test_a_second_group_takes_the_second_cable_and_a_third_one_none(lab: Lab) -> None:
+    instances = [lab.client.create(group(2, NODES[:2])) for _ in range(3)]
+    found = [lab.client.ready(instance) for instance in instances]
+    assert [one.layout.devices[0][1] if one.layout.devices else "" for one in found] == ["rdma_en2", "rdma_en3", ""]
+    assert found[2].backend == "ring"
+    assert "taken by other instances" in found[2].layout.steps_down[0]
+    for instance in instances:
+        lab.stage.clean(instance)
 
 
 @pytest.mark.parametrize("side", ["tcp", "bus"])

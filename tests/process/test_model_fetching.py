@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 from kit import DEMO_MODEL, Stage, assert_blames, model, spec_of, stage, until
 
 from muster.events import InstanceFailed, RankFailed, RankFetched, RankPrepared
+from muster.fetch.sharing import PATIENCE_SECONDS
 from muster.spec import InstanceId, InstanceSpec, ModelWorkload, RestartOnFailure
 from muster.testing.checkpoints import split_checkpoint
 from muster.testing.hub import Fault, Hub, hub
@@ -30,8 +33,8 @@ def weights(stand_in: Hub, tmp_path_factory: pytest.TempPathFactory) -> list[str
     """The files of the model that the hub serves under several ids."""
     source = tmp_path_factory.mktemp("model")
     names = split_checkpoint(DEMO_MODEL, source)
-    for model_id in ("owner/parts", "owner/copied", "owner/both", "owner/killed", "owner/wrong"):
-        stand_in.add(model_id, source)
+    for name in ("parts", "copied", "both", "killed", "wrong", "shared", "gone", "crossed"):
+        stand_in.add(f"owner/{name}", source)
     return names
 
 
@@ -61,6 +64,11 @@ def fetched(shared: Stage, instance: InstanceId) -> list[RankFetched]:
     return [event for event in events if isinstance(event, RankFetched) and event.instance == instance]
 
 
+def weights_of(stand_in: Hub, weights: list[str]) -> list[str]:
+    """The weight files that were downloaded, each as often as it was."""
+    return sorted(name for name in stand_in.downloads() if name in weights)
+
+
 def weights_below(directory: Path) -> set[str]:
     return {path.name for path in directory.rglob("model-*.safetensors")}
 
@@ -72,7 +80,9 @@ def test_pipeline_ranks_fetch_their_own_files_once(shared: Stage, stand_in: Hub,
     held = {node: weights_below(directory / f"hf-{node}") for node in ("a", "b")}
     assert held["a"] & held["b"] == {weights[0]}
     assert held["a"] | held["b"] == set(weights)
-    assert {(event.rank, event.source) for event in fetched(shared, instance)} == {(0, "hub"), (1, "hub")}
+    sources = {(event.rank, event.source) for event in fetched(shared, instance)}
+    assert sources == {(0, "hub"), (1, "hub"), (1, "node a")}
+    assert weights_of(stand_in, weights) == weights, "what both need was downloaded once"
     shared.clean(instance)
     stand_in.asked.clear()
     again = shared.client.create(model("owner/parts", 2, "pipeline"))
@@ -81,6 +91,72 @@ def test_pipeline_ranks_fetch_their_own_files_once(shared: Stage, stand_in: Hub,
     assert fetched(shared, again) == []
     assert stand_in.downloads() == []
     shared.clean(again)
+
+
+@contextmanager
+def held_up(stand_in: Hub, name: str) -> Generator[threading.Event]:
+    """The hub sends a part of the file, and the rest when the event is set."""
+    gate = threading.Event()
+    stand_in.faults[name] = Fault(cut_after=50_000, times=1, gate=gate)
+    try:
+        yield gate
+    finally:
+        gate.set()
+
+
+def follows(shared: Stage, model_id: str, stand_in: Hub, name: str) -> None:
+    """Wait until the second node has what the first one has got of the file."""
+    cache = shared.cluster.directory.parent / "hf-b" / "hub" / f"models--{model_id.replace('/', '--')}"
+
+    def followed() -> bool:
+        # Only parts of the file that is held up do not become whole.
+        return bool(stand_in.offsets(name)) and any(
+            part.stat().st_size == 50_000 for part in cache.glob("blobs/*.muster-part")
+        )
+
+    until(followed, f"the second node follows the first one in {name}")
+
+
+def test_tensor_ranks_download_once_over_both_nodes_at_the_same_time(
+    shared: Stage, stand_in: Hub, weights: list[str]
+) -> None:
+    with held_up(stand_in, weights[1]):
+        instance = shared.client.create(model("owner/shared", 2, "tensor"))
+        follows(shared, "owner/shared", stand_in, weights[1])
+    shared.client.ready(instance)
+    assert weights_of(stand_in, weights) == weights
+    assert {event.source for event in fetched(shared, instance) if event.rank == 0} == {"hub"}
+    given = [event for event in fetched(shared, instance) if event.source == "node a"]
+    total = sum(len(stand_in.models["owner/shared"][name]) for name in weights)
+    assert [(event.rank, event.files, event.bytes) for event in given] == [(1, len(weights), total)]
+    shared.clean(instance)
+
+
+def test_an_owner_that_is_killed_midway_goes_on_and_the_other_follows_again(
+    shared: Stage, stand_in: Hub, weights: list[str]
+) -> None:
+    with held_up(stand_in, weights[1]):
+        instance = shared.client.create(model("owner/gone", 2, "tensor", restart=RETRY))
+        follows(shared, "owner/gone", stand_in, weights[1])
+        shared.runners("a")[-1].kill()
+        shared.client.wait(RankFailed, instance)
+        shared.client.ready(instance, attempt=2)
+    assert stand_in.offsets(weights[1]) == [0, 50_000]
+    assert set(weights_of(stand_in, weights)) == set(weights)
+    shared.clean(instance)
+
+
+def test_two_instances_in_opposite_orders_do_not_wait_for_each_other(
+    shared: Stage, stand_in: Hub, weights: list[str]
+) -> None:
+    workload = ModelWorkload(model="owner/crossed", sharding="tensor")
+    both = [shared.client.create(spec_of(workload, 2, nodes)) for nodes in (("a", "b"), ("b", "a"))]
+    for instance in both:
+        shared.client.ready(instance)
+        assert not [event for event in fetched(shared, instance) if event.seconds >= PATIENCE_SECONDS]
+    assert {stand_in.downloads().count(name) for name in weights} <= {1, 2}
+    for instance in both:
+        shared.clean(instance)
 
 
 def test_a_node_copies_from_another_instead_of_downloading(shared: Stage, stand_in: Hub) -> None:

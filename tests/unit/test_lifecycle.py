@@ -27,7 +27,6 @@ from muster.events import (
     RankReady,
     kind_of,
 )
-from muster.known import Known
 from muster.lifecycle import SECOND, Observed, Settings, decide, fail, is_over, wake_ns
 from muster.placement import place
 from muster.spec import (
@@ -39,7 +38,7 @@ from muster.spec import (
     Phase,
     RestartOnFailure,
 )
-from muster.state import Broken, Finished, Ready, Running, Starting, State
+from muster.state import Broken, Finished, Instance, Ready, Running, Starting, State
 
 GROUP = InstanceSpec(workload=GroupWorkload(), ranks=2)
 MODEL = InstanceSpec(workload=ModelWorkload(model="/m"), ranks=2)
@@ -222,7 +221,7 @@ def test_a_retry_without_room_waits_for_it_and_says_so_once() -> None:
 
 
 def test_nobody_looks_for_room_while_nothing_is_new() -> None:
-    def known() -> Known:
+    def place(instance: Instance, state: State) -> None:
         raise AssertionError("it was looked for room")
 
     cluster = Cluster("a", "b")
@@ -231,7 +230,7 @@ def test_nobody_looks_for_room_while_nothing_is_new() -> None:
     cluster.advance(5, heard=("a",))
     cluster.tear_down()
     only_failure(cluster.advance(1))
-    observed = msgspec.structs.replace(cluster.observed, known=known, crowded=True)
+    observed = msgspec.structs.replace(cluster.observed, place=place, crowded=True)
     assert decide(cluster.state, observed, cluster.now_ns + SECOND, cluster.settings) == []
     with pytest.raises(AssertionError, match="looked for room"):
         decide(
@@ -303,6 +302,16 @@ def test_an_echo_alone_is_the_cause_after_a_moment() -> None:
     assert cluster.advance(0.9) == []
     event = only_failure(cluster.advance(0.1))
     assert event.failure == ECHO
+
+
+def test_a_script_whose_ranks_all_ended_with_an_echo_has_failed_and_is_not_finished() -> None:
+    cluster = Cluster("a", "b")
+    cluster.create(script(2))
+    cluster.bring_up()
+    for rank in range(2):
+        assert cluster.report(RankFailed, rank, failure=ECHO) == []
+        assert cluster.report(RankGone, rank, exit_code=1) == []
+    assert only_failure(cluster.advance(1.0)).failure == ECHO
 
 
 def test_of_ranks_that_are_late_together_the_one_at_the_lowest_step_is_behind() -> None:

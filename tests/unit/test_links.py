@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.facts import Interface, InterfaceKind, NodeFacts
-from muster.links import EQUAL_SHARE, LAST_RESORTS, Link, LinkMap, Measured, NodeLinks, within
+from muster.links import EQUAL_SHARE, LAST_RESORTS, Link, LinkMap, Measured, NodeLinks, is_host, is_network, within
 from muster.spec import BootId, NodeAddress, NodeId, NodeInfo
 
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
@@ -164,6 +164,42 @@ def test_without_a_common_network_routing_may_help_until_it_was_measured_that_it
     assert LinkMap(nodes, links).why_not(A, B) == "a does not reach b by 10.0.0.1 → 10.1.0.2: no route"
 
 
+def test_within_a_network_that_the_operator_names_addresses_without_neighbours_are_tried() -> None:
+    nodes = {
+        name: msgspec.structs.replace(
+            info(name, "192.168.1.5"), candidates=(at("192.168.1.5"), at(f"100.64.0.{last}", f"100.64.0.{last}/32"))
+        )
+        for name, last in ((A, 1), (B, 2))
+    }
+    assert hosts(LinkMap(nodes, network="100.64.0.0/10").between(A, B)) == ("100.64.0.1", "100.64.0.2")
+    assert LinkMap(nodes, network="100.96.0.0/12").between(A, B) is None
+    known = told(A, measured(B, "100.64.0.1", "100.64.0.2", mbps_out=80.0, mbps_in=90.0))
+    link = LinkMap(nodes, known).between(A, B)
+    assert (hosts(link), link and link.mbps) == (("100.64.0.1", "100.64.0.2"), 80.0)
+
+
+def test_a_routed_wired_link_comes_before_a_wifi_in_common() -> None:
+    nodes = {
+        name: info(name, f"10.{last}.0.5", candidates=(f"10.{last}.0.5", f"192.168.1.{last}"))
+        for name, last in ((A, 1), (B, 2))
+    }
+    wifi = Interface(name="wlan0", kind="wifi", up=True)
+    seen = {
+        name: NodeFacts(
+            node=name,
+            boot=BOOTS[name],
+            interfaces=(msgspec.structs.replace(wifi, addresses=(at(f"192.168.1.{last}"),)),),
+        )
+        for name, last in ((A, 1), (B, 2))
+    }
+    known = told(
+        A,
+        measured(B, "192.168.1.1", "192.168.1.2", mbps_out=600.0, mbps_in=600.0),
+        measured(B, "10.1.0.5", "10.2.0.5", mbps_out=900.0, mbps_in=900.0),
+    )
+    assert hosts(LinkMap(nodes, known, seen).between(A, B)) == ("10.1.0.5", "10.2.0.5")
+
+
 def test_a_node_that_saw_only_loopback_before_it_had_joined_is_reached_where_it_joined() -> None:
     nodes = {A: info(A, "10.0.0.1", candidates=("127.0.0.1",)), B: info(B, "10.0.0.2")}
     assert hosts(LinkMap(nodes).between(A, B)) == ("10.0.0.1", "10.0.0.2")
@@ -200,6 +236,14 @@ def test_what_another_boot_measured_or_was_measured_of_does_not_count() -> None:
 def test_an_unknown_node_is_named() -> None:
     assert LinkMap(two(1)).why_not(A, C) == "there is no node c"
     assert LinkMap(two(1)).between(A, C) is None
+
+
+def test_what_is_a_network_and_what_an_address() -> None:
+    assert all(map(is_network, ("10.0.0.0/8", "10.0.0.5/24", "100.64.0.1/32", "0.0.0.0/0")))
+    assert not any(map(is_network, ("banana", "", "10.0.0.0", "10.0.0.0/33", "10.0.0.0/", "10.0/8", "::/0", "/8")))
+    assert not is_network("10.0.0.0/" + "9" * 5000)
+    assert is_host("10.0.0.5")
+    assert not any(map(is_host, ("banana", "", "10.0.0", "10.0.0.256", "10.0.0.5:80", "::1", "localhost")))
 
 
 def test_within_reads_networks() -> None:

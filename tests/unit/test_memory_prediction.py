@@ -13,9 +13,18 @@ from muster.needs import (
     against_tensor,
     even_split,
     layers_of,
+    on_cpu,
     split_fault,
 )
-from muster.predict import layer_cache, outside_weights, rank_cache, rank_memory, rank_weights
+from muster.predict import (
+    PREFILL_SEQUENCES,
+    layer_cache,
+    outside_weights,
+    rank_cache,
+    rank_memory,
+    rank_weights,
+    workspace,
+)
 
 layers = st.builds(
     LayerNeeds,
@@ -120,3 +129,36 @@ def test_reasons_name_the_size_and_what_is_wrong_with_it() -> None:
     assert split_fault(4, 3, (1, 2, 1)) == ""
     assert "add up to num_hidden_layers 4" in split_fault(4, 2, (1, 2))
     assert "fewer than 5 ranks" in split_fault(4, 5, None)
+
+
+def test_a_window_is_longer_by_a_chunk_while_a_prompt_is_read() -> None:
+    windowed = LayerNeeds(weights_bytes=1, kv_token_bytes=10, window=128)
+    assert layer_cache(windowed, 10**6, 2, prefill_chunk_tokens=512) == (128 + 511) * 10 * 2
+    assert layer_cache(windowed, 200, 2, prefill_chunk_tokens=512) == 256 * 10 * 2
+    needs = ModelNeeds(model="m", model_type="t", layers=(windowed,), outside_bytes=0)
+    found = rank_memory(needs, "none", 1, range(1), context_tokens=10**6, sequences=2, prefill_chunk_tokens=512)
+    assert found.cache == (128 + 511) * 10 * 2
+
+
+def test_scores_are_those_of_every_prompt_that_is_read_together() -> None:
+    needs = ModelNeeds(model="m", model_type="t", layers=(), outside_bytes=0, plain_score_bytes=6)
+
+    def taken(one: ModelNeeds, sequences: int, ranks: int = 1) -> int:
+        sharding = "tensor" if ranks > 1 else "none"
+        return workspace(
+            one, sharding, ranks, leads=False, sequences=sequences, prefill_chunk_tokens=64, context_tokens=1000
+        )
+
+    assert [taken(needs, many) for many in (1, 32)] == [0, 0]
+    counted = [64 * 1000 * 6 * together for together in (1, 2, PREFILL_SEQUENCES)]
+    assert [taken(on_cpu(needs), many) for many in (1, 2, 32)] == counted
+    assert taken(on_cpu(needs), 1, ranks=2) == 64 * 1000 * 3
+
+
+def test_a_cpu_takes_a_state_for_each_token_of_a_layer_that_goes_from_token_to_token() -> None:
+    needs = ModelNeeds(model="m", model_type="t", layers=(), outside_bytes=0, token_bytes=10, plain_token_bytes=1000)
+    found = [
+        workspace(one, "none", 1, leads=False, sequences=2, prefill_chunk_tokens=64, context_tokens=500)
+        for one in (needs, on_cpu(needs))
+    ]
+    assert found == [2 * 64 * 10, 2 * 64 * 1010]

@@ -103,7 +103,8 @@ def test_missing_memory_is_told_in_numbers_for_every_node() -> None:
     cluster.join(node_info("b", memory_bytes=30 * MIB))
     message = refusal(cluster, msgspec.structs.replace(GROUP, memory_bytes=100 * MIB))
     assert message == (
-        "2 rank(s) of 100 MiB each do not fit: node a takes 1 of them, then has 50 MiB left; node b has 30 MiB left"
+        "2 rank(s) of 100 MiB each do not fit: node a takes 1 of them, then has 50 MiB left, 50 MiB short; "
+        "node b has 30 MiB left, 70 MiB short"
     )
 
 

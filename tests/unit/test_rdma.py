@@ -15,14 +15,16 @@ from hypothesis import strategies as st
 from macs import End, cabled, mac, meshed, ringed
 
 from muster.device_matrix import MAX_RING_WIRES, Topology, Use, cables, names, topology, usage
+from muster.doctor.rdma_checks import check_cables
 from muster.facts import Interface, InterfaceKind, NodeFacts
 from muster.group.payload import build_jaccl
 from muster.group.scope import coordination_scope
 from muster.known import Known
 from muster.layout import Devices, Layout
+from muster.lead import coordinators
 from muster.links import Measured, NodeLinks
+from muster.rdma import InUse, check_devices, node_fault, ring_order, taken, wire
 from muster.rdma import cabled as cables_of
-from muster.rdma import check_devices, coordinators, node_fault, ring_order, taken, wire
 from muster.spec import BootId, NodeAddress, NodeId, NodeInfo
 from muster.testing.jaccl_rules import read_config
 
@@ -232,15 +234,73 @@ def test_two_ranks_of_one_machine_have_no_rdma_between_them() -> None:
 # --- limits ---------------------------------------------------------------------------------------------------
 
 
+def held_by(
+    nodes: list[NodeFacts], devices: Devices, *, ring: bool = False, machines: dict[NodeId, str] | None = None
+) -> InUse:
+    """What is in use while these nodes form a group with these devices."""
+    layout = Layout(devices=devices, jaccl_ring=ring)
+    return taken([([node.node for node in nodes], layout)], machines or {})
+
+
 def test_what_other_instances_take_of_a_device_counts() -> None:
     nodes = meshed(2)
-    layout = Layout(devices=wire(nodes).mesh)
-    held = taken([([node.node for node in nodes], layout)])
-    assert held == {("a", "rdma_en2"): Use(1, 96), ("b", "rdma_en2"): Use(1, 96)}
+    held = held_by(nodes, wire(nodes).mesh)
+    assert held.devices == {("a", "rdma_en2"): Use(1, 96), ("b", "rdma_en2"): Use(1, 96)}
     fault = wire(nodes, held).mesh_fault
     assert "rdma_en2 of a: 192 memory regions are needed; a device has 100" in fault
     assert "taken by other instances" in fault
-    assert wire(nodes, {}).mesh
+    assert wire(nodes, InUse()).mesh
+
+
+def test_the_second_instance_takes_the_cable_that_is_free() -> None:
+    nodes = ringed(2, 2)
+    held = held_by(nodes, wire(nodes).mesh)
+    found = wire(nodes, held)
+    assert found.mesh == ((None, "rdma_en3"), ("rdma_en5", None))
+    assert (found.ring, found.wires) == (found.mesh, 1), "the ring takes what is free, and no more"
+    assert wire(nodes, held_by(nodes, wire(nodes).ring, ring=True)).mesh == (), "no cable is free"
+
+
+def test_a_device_in_use_at_the_far_end_counts_as_well() -> None:
+    nodes = ringed(2, 2)
+    held = InUse(devices={("b", "rdma_en4"): Use(1, 96)})
+    assert wire(nodes, held).mesh == ((None, "rdma_en3"), ("rdma_en5", None))
+
+
+def test_a_cable_with_room_left_is_shared_where_none_is_free() -> None:
+    nodes = ringed(3)
+    found = wire(nodes, held_by(nodes, wire(nodes).ring, ring=True))
+    assert (found.ring, found.wires) == (wire(nodes).ring, 1)
+    fuller = wire(nodes, held_by(nodes, wire(nodes).mesh))
+    assert (fuller.ring, fuller.mesh) == (found.ring, ()), "a ring takes less than a mesh of three"
+
+
+def test_a_ring_goes_where_cables_are_free() -> None:
+    four, five = meshed(4), meshed(5)
+    held = held_by(four, wire(four).ring, ring=True)
+    assert list(cables_of(four, held)) == [(0, 2), (1, 3)], "those across"
+    assert ring_order(four, held) == (0, 1, 2, 3), "no ring has free cables all around"
+    assert ring_order(five, held_by(five, wire(five).ring, ring=True)) == (0, 2, 4, 1, 3)
+
+
+def test_the_nodes_of_one_machine_share_its_devices() -> None:
+    nodes = meshed(2)
+    twins = [msgspec.structs.replace(node, node=NodeId(f"{node.node}2")) for node in nodes]
+    machines = {node.node: f"mac-{node.node[0]}" for node in (*nodes, *twins)}
+    held = held_by(nodes, wire(nodes).mesh, machines=machines)
+    found = wire(twins, held)
+    assert found.mesh == ()
+    assert "rdma_en2 of a2: 192 memory regions are needed" in found.mesh_fault
+    given = check_devices(wire(nodes).mesh, twins, in_use=held)
+    assert "rdma_en2 of a2" in given and "taken by other instances" in given
+    # Both nodes of a machine in one group: 4 connections of a ring of 32 regions each.
+    devices: Devices = (
+        (None, "rdma_en2", None, "rdma_en2"),
+        ("rdma_en2", None, "rdma_en2", None),
+    ) * 2
+    group = [nodes[0], nodes[1], twins[0], twins[1]]
+    fault = check_devices(devices, group, ring=True, in_use=InUse(machines=held.machines))
+    assert "rdma_en2 of a: 128 memory regions are needed" in fault
 
 
 def test_a_device_has_ten_queue_pairs() -> None:
@@ -272,6 +332,11 @@ def test_an_operators_matrix_is_held_against_the_facts() -> None:
 def test_a_device_without_its_cable_is_refused_with_the_reason() -> None:
     down: Devices = ((None, "rdma_en2"), ("rdma_en2", None))
     assert "rdma_en2 of b is not active" in check_devices(down, ringed(2))
+
+
+def test_the_doctor_tells_macs_with_several_cables_of_the_backend_that_uses_all() -> None:
+    (check,) = check_cables({one.node: one for one in ringed(2, 2)})
+    assert check.evidence == "a, b: each is cabled to each other; --backend jaccl-ring uses 2 cables to each neighbour"
 
 
 def test_people_see_both_ends_of_each_cable() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from cluster import A, B, boot_of, node_info
+from cluster import A, B, Cluster, boot_of, node_info
 
+from muster.events import NodeChanged
 from muster.lifecycle import SECOND
 from muster.spec import Address, GroupWorkload, InstanceId, InstanceSpec, ModelWorkload, NodeAddress, NodeId, Workload
 from muster.state import Gone, Instance, Node, Rank, Ready, Running, State
@@ -48,7 +49,7 @@ def state(b_has: str = "10.1.0.2") -> State:
     for name, host in ((A, "10.0.0.1"), (B, b_has)):
         candidates = (NodeAddress(host=host, network=NETWORK),)
         info = msgspec.structs.replace(node_info(name), candidates=candidates)
-        nodes[name] = Node(info=info, since_ns=1, moved_ns=MOVED_NS if name == B else 0)
+        nodes[name] = Node(info=info, since_ns=1, gone_ns={"10.0.0.2": MOVED_NS} if name == B else {})
     return State(nodes=nodes)
 
 
@@ -80,3 +81,32 @@ def test_a_rank_that_is_gone_and_another_boot_count_for_nothing() -> None:
     other = msgspec.structs.replace(rank(1, B, "10.0.0.2"), boot="another")
     for last in (gone, other):
         assert gone_addresses(instance(MODEL, rank(0, A, "10.0.0.1"), last), state().nodes) == []
+
+
+def test_another_interface_that_flaps_gives_no_further_time() -> None:
+    """The cable of the ranks is out, and some other address of the node comes and goes all the time."""
+    cluster = Cluster("a", "b")
+
+    def has(*hosts: str) -> None:
+        found = tuple(NodeAddress(host=host, network=NETWORK) for host in hosts)
+        cluster.commit(NodeChanged(node=B, boot=boot_of("b"), candidates=found))
+
+    has("10.0.0.2", "10.9.0.1")
+    has("10.9.0.1")
+    went_ns = cluster.now_ns
+    for hosts in ((), ("10.9.0.1",), ()):
+        cluster.now_ns += SECOND
+        has(*hosts, "10.1.1.1")
+    assert cluster.state.nodes[B].gone_ns == {"10.0.0.2": went_ns, "10.9.0.1": cluster.now_ns}
+    assert stranded_ns(instance(), cluster.state, PATIENCE_NS) == went_ns + PATIENCE_NS
+    has("10.0.0.2")
+    assert stranded_ns(instance(), cluster.state, PATIENCE_NS) is None
+
+
+def test_what_a_node_lost_while_it_was_away_counts_from_its_return() -> None:
+    cluster = Cluster("a", "b")
+    info = cluster.state.nodes[B].info
+    for host in ("10.0.0.2", "10.1.0.2", "10.3.0.2"):
+        cluster.now_ns += SECOND
+        cluster.join(msgspec.structs.replace(info, candidates=(NodeAddress(host=host, network=NETWORK),)))
+    assert stranded_ns(instance(), cluster.state, PATIENCE_NS) == cluster.now_ns - SECOND + PATIENCE_NS

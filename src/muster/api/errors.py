@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 
 from muster.errors import MusterError
-from muster.spec import Failure
+from muster.spec import Failure, Shortfall
 
 #: Seconds that a client should wait before it asks a full queue, or a model that is coming up, again.
 RETRY_SECONDS = 1
@@ -44,7 +44,10 @@ _WITH_RETRY = frozenset({"queue-full", "model-unavailable", "stopping", "log-una
 
 
 class ApiError(Exception):
-    """A request that ends with an HTTP status. `field` names what of the body it is about: "messages[0].role"."""
+    """A request that ends with an HTTP status. `field` names what of the body it is about: "messages[0].role".
+
+    `shortfalls` is what each node was short of, where something was to be placed.
+    """
 
     def __init__(
         self,
@@ -54,11 +57,13 @@ class ApiError(Exception):
         field: str | None = None,
         status: int | None = None,
         retry_after_seconds: int | None = None,
+        shortfalls: tuple[Shortfall, ...] = (),
     ) -> None:
         super().__init__(message)
         self.kind = kind
         self.message = message
         self.field = field
+        self.shortfalls = shortfalls
         self.status = STATUS.get(kind, 500) if status is None else status
         self.retry_after_seconds = retry_after_seconds
         if retry_after_seconds is None and kind in _WITH_RETRY:
@@ -75,13 +80,13 @@ def unsupported(field: str, reason: str) -> ApiError:
     return ApiError("request-invalid", f"{field} is not supported: {reason}", field=field)
 
 
-def of_failure(failure: Failure) -> ApiError:
+def of_failure(failure: Failure, shortfalls: tuple[Shortfall, ...] = ()) -> ApiError:
     """The error that a client sees for a failure of the coordinator or of a runner."""
     message = (
         failure.message if failure.message.endswith((".", "!", "?")) or not failure.remedy else failure.message + "."
     )
     message = f"{message} {failure.remedy}".rstrip()
-    return ApiError(failure.kind, message, field=failure.field or None)
+    return ApiError(failure.kind, message, field=failure.field or None, shortfalls=shortfalls)
 
 
 def of_error(error: MusterError) -> ApiError:

@@ -224,7 +224,7 @@ def instance_of(backend: Backend, request: Request) -> Instance:
 def unexpected(reply: object) -> ApiError:
     """The error for a reply of the coordinator that is not what was asked for."""
     if isinstance(reply, Refused):
-        return of_failure(reply.failure)
+        return of_failure(reply.failure, reply.shortfalls)
     return ApiError("internal", f"the coordinator answered with {type(reply).__name__}")
 
 

@@ -6,14 +6,19 @@ import msgspec
 
 from muster.api.errors import ApiError
 from muster.api.http import event
+from muster.spec import Shortfall
 
 
 class OwnError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What went wrong: a kind that stays, a sentence, and the field of the body that it is about."""
+    """What went wrong: a kind that stays, a sentence, and the field of the body that it is about.
+
+    `shortfalls` is what each node was short of, where something was to be placed.
+    """
 
     kind: str
     message: str
     field: str | None = None
+    shortfalls: tuple[Shortfall, ...] = ()
 
 
 class OwnErrorReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +32,7 @@ class OwnDialect:
 
     def error_body(self, error: ApiError) -> bytes:
         """`OwnErrorReply` as JSON."""
-        own = OwnError(kind=error.kind, message=error.message, field=error.field)
+        own = OwnError(kind=error.kind, message=error.message, field=error.field, shortfalls=error.shortfalls)
         return msgspec.json.encode(OwnErrorReply(error=own))
 
     def error_event(self, error: ApiError) -> bytes:

@@ -38,11 +38,11 @@ class _Surveys:
 
     async def facts(self, request: Request) -> Response:
         del request
-        return json_response(FactsList(facts=(await self._snapshot()).facts))
+        return json_response(FactsList(facts=(await self._snapshot(links=False)).facts))
 
     async def links(self, request: Request) -> Response:
         del request
-        snapshot = await self._snapshot()
+        snapshot = await self._snapshot(links=True)
         return json_response(LinksList(links=snapshot.links, round=snapshot.measure_round))
 
     async def measure(self, request: Request) -> Response:
@@ -71,8 +71,8 @@ class _Surveys:
             case reply:
                 raise unexpected(reply)
 
-    async def _snapshot(self) -> Snapshot:
-        match await self._backend.call(Get()):
+    async def _snapshot(self, *, links: bool) -> Snapshot:
+        match await self._backend.call(Get(links=links)):
             case Snapshot() as snapshot:
                 return snapshot
             case reply:

@@ -125,7 +125,7 @@ def _copy(source: ModelSource, directory: Path, size: int) -> float:
 
 
 def _copy_plainly(port: int, directory: Path, size: int) -> float:
-    """MB/s of `socket.sendfile` at one end, `recv_into` and `write` at the other."""
+    """MB/s of `socket.sendfile` at one end, `recv_into` and `write` at the other, up to the disk as muster's are."""
     os.sync()
     target = directory / "plain"
     buffer = memoryview(bytearray(_PIECE_BYTES))
@@ -136,6 +136,7 @@ def _copy_plainly(port: int, directory: Path, size: int) -> float:
             if not (count := connection.recv_into(buffer[: min(left, len(buffer))])):
                 raise BenchError("the plain copy was cut")
             left -= stream.write(buffer[:count])
+        os.fsync(stream.fileno())
     seconds = time.perf_counter() - begin
     target.unlink()
     return size / seconds / 1e6

@@ -75,6 +75,36 @@ _LONGCAT = {
     "mla_scale_q_lora": True,
     "mla_scale_kv_lora": True,
 }
+#: Kinds of its layers, and the modules of each kind that are packed.
+_PACKED: dict[str, tuple[str, ...]] = {
+    "linear_attn": ("in_proj_qkv", "in_proj_z", "out_proj"),
+    "self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"),
+    "mlp": ("gate_proj", "up_proj", "down_proj"),
+}
+
+
+def _packed(layers: int) -> list[dict[str, Any]]:
+    """The manifest of a Hadamard pack of a model whose layers take turns, beginning with a linear one."""
+    attention = ("linear_attn", "self_attn")
+    paths = ["model.embed_tokens", "lm_head"]
+    paths += [
+        f"model.layers.{number}.{part}.{module}"
+        for number in range(layers)
+        for part in (attention[number % 2], "mlp")
+        for module in _PACKED[part]
+    ]
+    return [
+        {
+            "path": path,
+            "embedding": path.endswith("embed_tokens"),
+            "dtype": "float16",
+            # What it rotates at once; the width of this one is smaller than the smallest block.
+            "block": 0 if path.endswith("out_proj") else 512,
+        }
+        for path in paths
+    ]
+
+
 _YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024, "mscale_all_dim": 0.7}
 _ROPE = {"rope_theta": 10000.0, "rope_type": "default"}
 
@@ -175,6 +205,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "mistral4": _DEEPSEEK
     | {"rope_parameters": _ROPE | {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 4096}},
     "muse_spark": {
+        "audio_config": {},
         "text_config": _BASE
         | {
             "post_norm_eps": 1e-5,
@@ -188,9 +219,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "num_experts_per_tok": 2,
             "moe_hidden_size": 256,
             "moe_intermediate_size": 256,
-        }
+        },
     },
-    "prism_hadamard_qwen35": {"text_config": _BASE | _LINEAR},
+    "prism_hadamard_qwen35": {
+        "text_config": _BASE | _LINEAR,
+        "schema_version": 1,
+        "tensor_namespace": "mlx-lm-text",
+        "quantization": {"bits": 2, "group_size": 128, "mode": "affine"},
+        "modules": _packed(4),
+    },
     "qwen2": _BASE | {"tie_word_embeddings": True},
     "qwen3": _BASE,
     "qwen3_5": {"text_config": _BASE | _LINEAR},
@@ -219,4 +256,6 @@ def config_of(model_type: str, **changes: Any) -> dict[str, Any]:
     config: dict[str, Any] = copy.deepcopy(CONFIGS[model_type]) | {"model_type": model_type}
     sizes: dict[str, Any] = config.get("text_config", config)
     sizes.update(changes)
+    if "audio_config" in config:  # transformers checks that one fits the other
+        config["audio_config"]["out_hidden_size"] = sizes["hidden_size"]
     return config

@@ -18,7 +18,7 @@ from muster.bus.sockets import MAXIMUM_ANSWER_BYTES, MAXIMUM_CALL_BYTES, Residen
 from muster.errors import MusterError, ProtocolError, RequestError, UnreachableError
 from muster.protocol import AnyRequest, Call
 from muster.replies import Answer, AnyReply, Refused, Reply
-from muster.spec import Failure
+from muster.spec import Failure, Shortfall
 
 #: Answers of one call that wait for a slow reader; a generation of this many pieces.
 QUEUED_REPLIES = 10_000
@@ -31,13 +31,14 @@ R = TypeVar("R", bound=Reply)
 
 
 class RefusedError(MusterError):
-    """The coordinator refused a request; `failure` is its reason."""
+    """The coordinator refused a request; `failure` is its reason, `shortfalls` what each node was short of."""
 
     kind = "request-refused"
 
-    def __init__(self, failure: Failure) -> None:
+    def __init__(self, failure: Failure, shortfalls: tuple[Shortfall, ...] = ()) -> None:
         super().__init__(failure.message, remedy=failure.remedy)
         self.failure = failure
+        self.shortfalls = shortfalls
 
 
 class ControlClient(Resident):
@@ -103,7 +104,7 @@ class ControlClient(Resident):
         if isinstance(reply, type):
             return reply
         if isinstance(reply, Refused):
-            raise RefusedError(reply.failure)
+            raise RefusedError(reply.failure, reply.shortfalls)
         raise ProtocolError(
             f"the coordinator at {self.endpoint} answered {tag_of(request)} with {tag_of(reply)}",
             remedy="Use the same version of muster on both ends.",

@@ -175,7 +175,8 @@ async def dialled(host: str, port: int, *, own: str = "", seconds: float = 5.0) 
     """A connection to a peer port, from the address `own` where that is given, closed on exit.
 
     Raises:
-        PeerError: nobody listens there, nobody answers within `seconds`, or `own` is no address of this machine.
+        PeerError: nobody listens there, nobody answers within `seconds`, `own` is no address of this machine, or
+            `host` or `port` is none at all.
     """
     socket = std_socket.socket(std_socket.AF_INET, std_socket.SOCK_STREAM)
     try:
@@ -192,6 +193,8 @@ async def dialled(host: str, port: int, *, own: str = "", seconds: float = 5.0) 
                 way = f" from {own}" if own else ""
                 reason = os.strerror(error.errno) if error.errno is not None else str(error)
                 raise PeerError(f"{host}:{port} cannot be reached{way}: {reason}") from error
+            except (OverflowError, ValueError) as error:  # a port or a host that is none
+                raise PeerError(f"{host!r}:{port} cannot be reached: {error}") from error
         yield connection
     finally:
         socket.close()

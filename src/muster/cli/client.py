@@ -84,9 +84,9 @@ async def _run(endpoints: tuple[Endpoint, ...], function: Callable[[ControlClien
     return result[0]
 
 
-async def view(client: ControlClient, timeout_seconds: float = CALL_SECONDS) -> View:
-    """The cluster as it is now."""
-    snapshot = await client.ask(Get(), timeout_seconds, Snapshot)
+async def view(client: ControlClient, timeout_seconds: float = CALL_SECONDS, *, links: bool = False) -> View:
+    """The cluster as it is now; with what nodes measured of their `links`, which is by far the most, where wanted."""
+    snapshot = await client.ask(Get(links=links), timeout_seconds, Snapshot)
     try:
         state = _state_decoder.decode(snapshot.state)
     except msgspec.DecodeError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -31,6 +32,10 @@ def doctor(
     ports: Annotated[
         str | None, typer.Option(help="Also try the ports that a worker here is to have.", metavar="FIRST-LAST")
     ] = None,
+    copies: Annotated[
+        Path | None,
+        typer.Option(help="Also look at the disk of a worker's --copies, where it is elsewhere.", metavar="DIRECTORY"),
+    ] = None,
     no_hub: Annotated[bool, typer.Option("--no-hub", help="Do not ask the hub whether it answers.")] = False,
     json: JsonOption = False,
     coordinator: CoordinatorOption = DEFAULT_ADDRESS,
@@ -46,20 +51,22 @@ def doctor(
             raise RequestError("--explain goes with no other check", remedy="Leave --cluster and --ports out.")
         _explain(explain, json)
     elif cluster:
-        if ports is not None:
-            raise RequestError("--ports is for this machine only", remedy="Leave it or --cluster out.")
+        if ports is not None or copies is not None:
+            given = "--ports" if ports is not None else "--copies"
+            raise RequestError(f"{given} is for this machine only", remedy="Leave it or --cluster out.")
         _show(_cluster(coordinator), json)
     else:
-        _show(_local(ports, hub=not no_hub), json)
+        _show(_local(ports, copies, hub=not no_hub), json)
 
 
-def _local(ports: str | None, *, hub: bool) -> tuple[Check, ...]:
+def _local(ports: str | None, copies: Path | None, *, hub: bool) -> tuple[Check, ...]:
     from muster.doctor.examination import check_local
     from muster.doctor.local import examine
     from muster.worker.ports import parse_ports
 
     chosen = parse_ports(ports) if ports is not None else None
-    return check_local(examine((chosen.first, chosen.last) if chosen is not None else None, hub=hub))
+    span = (chosen.first, chosen.last) if chosen is not None else None
+    return check_local(examine(span, hub=hub, copies=copies))
 
 
 def _cluster(coordinator: str) -> tuple[Check, ...]:
@@ -67,7 +74,7 @@ def _cluster(coordinator: str) -> tuple[Check, ...]:
     from muster.doctor.cluster import Evidence, check_cluster
 
     async def ask(client: ControlClient) -> tuple[Check, ...]:
-        seen = await view(client)
+        seen = await view(client, links=True)
         evidence = Evidence(
             nodes=seen.state.nodes,
             facts={facts.node: facts for facts in seen.facts},

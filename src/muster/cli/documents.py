@@ -16,7 +16,7 @@ from muster.events import Envelope, Unknown, kind_of
 from muster.facts import NodeFacts
 from muster.protocol import Beat
 from muster.replies import NodeClock
-from muster.spec import Failure, NodeId
+from muster.spec import Failure, NodeId, Shortfall
 from muster.state import (
     Aside,
     Broken,
@@ -49,6 +49,16 @@ def write(document: object, *, pretty: bool = True) -> None:
 def plain(value: object) -> object:
     """A message as maps and lists."""
     return cast("object", msgspec.to_builtins(value))
+
+
+def refusal(failure: Failure, shortfalls: Iterable[Shortfall]) -> Document:
+    """Why something was refused, with what each node was short of."""
+    return {
+        "kind": failure.kind,
+        "message": failure.message,
+        "remedy": failure.remedy,
+        "shortfalls": [plain(one) for one in shortfalls],
+    }
 
 
 def instance_summary(instance: Instance) -> Document:

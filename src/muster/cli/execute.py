@@ -123,7 +123,7 @@ def _exit_code(instance: Instance) -> int:
         return 0
     failure = instance.status.failure
     if failure.kind in _OWN_KINDS:  # its output was printed a moment ago, and is gone with the instance
-        remedy = "" if failure.kind == "script-failed" else failure.remedy
+        remedy = "" if failure.kind == "script-failed" and "muster logs" in failure.remedy else failure.remedy
         failure = msgspec.structs.replace(failure, log_tail=(), remedy=remedy)
     show_failure(failure)
     if failure.exit_code is None or failure.kind not in _OWN_KINDS:

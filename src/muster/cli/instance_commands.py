@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from muster.cli.hostfile_commands import HostfileOption, read_hostfile, wished
+from muster.cli.hostfile_commands import HostfileOption, wished
 from muster.cli.options import (
     DEFAULT_ADDRESS,
     BackendOption,
@@ -21,26 +21,28 @@ from muster.cli.options import (
     TimeoutOption,
     absolute,
     check_positive,
-    input_errors,
     parse_choice,
-    parse_deadlines,
     parse_environment,
-    parse_gib,
-    parse_nodes,
-    parse_restart,
 )
+from muster.cli.specs import Placing, Serving, model_workload
 from muster.cli.wishes import (
     PLACING_SECONDS,
     ConcurrencyOption,
     ContextOption,
+    DeadlineOption,
+    MaxBatchOption,
+    MemoryOption,
+    NameOption,
     NetworkOption,
+    PrefillChunkOption,
+    PromptCacheOption,
     RanksOption,
+    RestartOption,
     RevisionOption,
+    ServedNameOption,
+    ShardingOption,
     SplitOption,
-    choose_ranks,
-    parse_network,
-    parse_ranks,
-    parse_split,
+    TrustOption,
 )
 from muster.errors import RequestError
 
@@ -52,14 +54,6 @@ if TYPE_CHECKING:
     from muster.protocol import Create
     from muster.replies import Created
     from muster.spec import InstanceId, InstanceSpec, Workload
-
-_MODELS_RESTART = "on-failure:5"
-#: What the options of a model's fields are called, where they are not called as the field.
-_OPTIONS = {
-    "context_tokens": "--context",
-    "prefill_chunk_tokens": "--prefill-chunk",
-    "prompt_cache_bytes": "--prompt-cache",
-}
 
 
 def register(app: typer.Typer) -> None:
@@ -84,48 +78,21 @@ def create(
     backend: BackendOption = "auto",
     side_channel: SideChannelOption = "tcp",
     hostfile: HostfileOption = None,
-    sharding: Annotated[str, typer.Option(help="auto, pipeline or tensor.", metavar="SHARDING")] = "auto",
-    served_name: Annotated[
-        str | None,
-        typer.Option(
-            help="What clients call the model; by default the hub id or the directory's name.", metavar="NAME"
-        ),
-    ] = None,
+    sharding: ShardingOption = "auto",
+    served_name: ServedNameOption = None,
     context: ContextOption = None,
     concurrency: ConcurrencyOption = None,
     network: NetworkOption = None,
-    max_batch: Annotated[
-        int | None, typer.Option(help="Answers that a model writes at the same time; 32 by default.", metavar="N")
-    ] = None,
-    prefill_chunk: Annotated[
-        int | None,
-        typer.Option(help="Prompt tokens per step, which running answers wait for; 512 by default.", metavar="TOKENS"),
-    ] = None,
-    prompt_cache: Annotated[
-        float | None, typer.Option(help="GiB of finished prompts to keep per rank; 1 by default.", metavar="GIB")
-    ] = None,
+    max_batch: MaxBatchOption = None,
+    prefill_chunk: PrefillChunkOption = None,
+    prompt_cache: PromptCacheOption = None,
     revision: RevisionOption = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Let the tokenizer's own Python code run; a model's never does.")
-    ] = False,
-    restart: Annotated[
-        str | None,
-        typer.Option(
-            help=f"never, or on-failure[:N]. By default {_MODELS_RESTART} for a model, else never.", metavar="POLICY"
-        ),
-    ] = None,
-    name: Annotated[str | None, typer.Option(help="A name to use instead of the id.")] = None,
+    trust_remote_code: TrustOption = False,
+    restart: RestartOption = None,
+    name: NameOption = None,
     timeout: TimeoutOption = None,
-    memory: Annotated[
-        float | None, typer.Option(help="GiB that each rank needs; by default an estimate.", metavar="GIB")
-    ] = None,
-    deadline: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Limit of a phase (prepare, form, load, warm, step, drain, stop); again for more.",
-            metavar="PHASE=SECONDS",
-        ),
-    ] = None,
+    memory: MemoryOption = None,
+    deadline: DeadlineOption = None,
     environment: EnvironmentOption = None,
     wait: Annotated[
         bool,
@@ -140,51 +107,39 @@ def create(
 
     With --wait it ends with 0 once every rank of a model or group is ready, or once a script has finished on every
     rank; with 1 and the cause when the last attempt has failed, or when --wait-seconds are over.
-    --json prints {"instance", "sequence"}, and with --wait the keys of `muster ps --json`.
+    --json prints {"instance", "sequence"}, and with --wait the keys of `muster ps --json`. Where it is refused, it
+    prints {"refused"} with kind, message, remedy and shortfalls: by node what it was short of (node, what, reason,
+    needed_bytes, available_bytes, missing_bytes).
     """
     from muster.cli.waiting import Waiting
-    from muster.spec import InstanceSpec, NeverRestart
 
     check_positive("--timeout", timeout)
     check_positive("--wait-seconds", wait_seconds)
-    given = read_hostfile(hostfile, ranks=parse_ranks(ranks), nodes=nodes, backend=backend)
-    serving: dict[str, str | int | None] = {
-        "revision": revision,
-        "trust_remote_code": trust_remote_code or None,
-        "served_name": served_name,
-        "context_tokens": context,
-        "concurrency": concurrency,
-        "max_batch": max_batch,
-        "prefill_chunk_tokens": prefill_chunk,
-        "prompt_cache_bytes": None if prompt_cache is None else int(prompt_cache * 2**30),
-    }
-    serving = {field: value for field, value in serving.items() if value is not None}
-    workload = _workload(arguments or [], script, group, sharding, timeout, environment)
-    if serving:
-        workload = _serving(workload, serving)
-    chosen = parse_nodes(nodes)
-    is_model = workload.__struct_config__.tag == "model"
-    layers = parse_split(split)
-    if layers and ranks is None:
-        ranks = str(len(layers))
-    number, auto = choose_ranks(ranks, len(chosen), model=is_model and given is None, group=group)
-    if restart is None and is_model:
-        restart = _MODELS_RESTART
-    with input_errors():
-        spec = InstanceSpec(
-            workload=workload,
-            name=name,
-            ranks=number,
-            auto_ranks=auto,
-            nodes=chosen,
-            split=layers,
-            network=parse_network(network),
-            backend=parse_choice("--backend", backend, ("auto", "ring", "jaccl")),  # pyright: ignore[reportArgumentType]
-            side_channel=parse_choice("--side-channel", side_channel, ("tcp", "bus")),  # pyright: ignore[reportArgumentType]
-            restart=NeverRestart() if restart is None else parse_restart(restart),
-            deadlines=parse_deadlines(deadline),
-            memory_bytes=parse_gib("--memory", memory),
-        )
+    placing = Placing(
+        ranks=ranks,
+        nodes=nodes,
+        split=split,
+        backend=backend,
+        side_channel=side_channel,
+        hostfile=hostfile,
+        network=network,
+        memory=memory,
+        name=name,
+        restart=restart,
+        deadline=deadline,
+    )
+    serving = Serving(
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        served_name=served_name,
+        context=context,
+        concurrency=concurrency,
+        max_batch=max_batch,
+        prefill_chunk=prefill_chunk,
+        prompt_cache=prompt_cache,
+    )
+    given = placing.given()
+    spec = placing.spec(serving.upon(_workload(arguments or [], script, group, sharding, timeout, environment)))
     waiting = Waiting(seconds=wait_seconds, quiet=quiet) if wait or wait_seconds is not None else None
     _create(coordinator, spec, waiting, json, given)
 
@@ -202,7 +157,7 @@ def _workload(
     Raises:
         RequestError: it is none or several, or an option belongs to another.
     """
-    from muster.spec import GroupWorkload, ModelWorkload, ScriptWorkload
+    from muster.spec import GroupWorkload, ScriptWorkload
 
     remedy = "Give a model (muster create MODEL), or --script FILE [-- ARGUMENTS], or --group."
     if script is not None and group:
@@ -228,34 +183,11 @@ def _workload(
     if len(arguments) != 1 or not arguments[0].strip():
         what = f"there are {len(arguments)} models" if len(arguments) > 1 else "there is nothing to create"
         raise RequestError(what, remedy=remedy)
-    return ModelWorkload(model=_model(arguments[0]), sharding=sharding)  # pyright: ignore[reportArgumentType]
-
-
-def _serving(workload: Workload, fields: dict[str, str | int | None]) -> Workload:
-    """The model's workload with these fields set.
-
-    Raises:
-        RequestError: it is no model, or a value is out of range.
-    """
-    import msgspec
-
-    from muster.spec import ModelWorkload
-
-    if not isinstance(workload, ModelWorkload):
-        first = _OPTIONS.get(next(iter(fields)), f"--{next(iter(fields)).replace('_', '-')}")
-        raise RequestError(f"{first} is for models only", remedy="Leave it out, or give a model.")
-    with input_errors():
-        return msgspec.structs.replace(workload, **fields)
-
-
-def _model(text: str) -> str:
-    """A hub id as it is, a directory from the root: workers have another working directory."""
-    path = Path(text)
-    is_path = text.startswith((".", "~", "/")) or path.expanduser().is_dir()
-    return absolute(path) if is_path else text
+    return model_workload(arguments[0], sharding)
 
 
 def _create(coordinator: str, spec: InstanceSpec, waiting: Waiting | None, json: bool, given: Hostfile | None) -> None:
+    from muster.bus import RefusedError
     from muster.cli import documents
     from muster.cli.client import run
     from muster.protocol import Create
@@ -274,7 +206,13 @@ def _create(coordinator: str, spec: InstanceSpec, waiting: Waiting | None, json:
             typer.echo(created.instance)
         return 0
 
-    raise typer.Exit(run(coordinator, work))
+    try:
+        code = run(coordinator, work)
+    except RefusedError as error:
+        if json:
+            documents.write({"refused": documents.refusal(error.failure, error.shortfalls)})
+        raise
+    raise typer.Exit(code)
 
 
 async def _create_and_wait(client: ControlClient, request: Create, waiting: Waiting, json: bool) -> int:

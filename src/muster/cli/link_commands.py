@@ -37,7 +37,8 @@ def links(
 
     Of several nodes only the pairs between them; of exactly two, every pair of their addresses, the one that is used
     first, and why the others are not. Nodes measure by themselves when they join, when an address comes or goes, and
-    when a link breaks; --measure does it now, and ends with 1 where a node has not done so in time.
+    when a link breaks; --measure does it now, and ends with 1 where a node has not done so in time. Each node then also
+    measures its memory again, and keeps the best: see muster nodes NODE.
 
     --json prints one map: round (how often it was asked to measure), late (nodes that have not answered --measure),
     and links, a list of maps: a, b, link (null, or a_host, b_host, kind, mbps_out, mbps_in, rtt_us), why_not, and pairs
@@ -88,11 +89,11 @@ async def _look(client: ControlClient, measure_seconds: float | None) -> tuple[V
     from muster.replies import Measuring
 
     if measure_seconds is None:
-        return await view(client), ()
+        return await view(client, links=True), ()
     asked = await client.ask(Measure(), CALL_SECONDS, Measuring)
     deadline = anyio.current_time() + measure_seconds
     while True:
-        seen = await view(client)
+        seen = await view(client, links=True)
         done = {one.node: one.round for one in seen.links if one.round >= asked.round}
         late = tuple(
             name

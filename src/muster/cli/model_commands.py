@@ -9,7 +9,7 @@ import typer
 
 from muster import paths
 from muster.cli.options import absolute, input_errors, parse_choice
-from muster.cli.wishes import ConcurrencyOption, ContextOption, choose_ranks
+from muster.cli.wishes import ConcurrencyOption, ContextOption, TrustOption, choose_ranks
 from muster.errors import RequestError
 
 #: So that one that passes, such as a node's short absence, does not end the service.
@@ -46,6 +46,7 @@ def serve(
             metavar="HOST[:PORT]",
         ),
     ] = None,
+    trust_remote_code: TrustOption = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not show how it comes up.")] = False,
 ) -> None:
     """Serve a model over HTTP until Ctrl-C, and say how to ask it.
@@ -74,6 +75,7 @@ def serve(
                 served_name=served_name,
                 context_tokens=context,
                 concurrency=concurrency or 1,
+                trust_remote_code=trust_remote_code,
             ),
             ranks=number,
             auto_ranks=auto,

@@ -103,9 +103,9 @@ def _find(model: str, revision: str | None, coordinator: str) -> ModelNeeds:
     """
     from muster.cli.client import run
     from muster.fetch.survey import Survey
-    from muster.model.hub import is_hub_id
     from muster.protocol import Inspect
     from muster.replies import Needs
+    from muster.spec import is_hub_id
 
     survey = Survey()
     if (here := survey.here(model, revision)) is not None:

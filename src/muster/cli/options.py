@@ -16,7 +16,7 @@ from muster import paths
 from muster.errors import RequestError
 
 if TYPE_CHECKING:
-    from muster.spec import Deadlines, NodeId, Restart
+    from muster.spec import BackendWish, Deadlines, NodeId, Restart
 
 DEFAULT_ADDRESS = "127.0.0.1:5710"
 
@@ -87,7 +87,14 @@ EnvironmentOption = Annotated[
 TimeoutOption = Annotated[
     float | None, typer.Option("--timeout", help="Seconds that a rank of the script may run.", metavar="SECONDS")
 ]
-BackendOption = Annotated[str, typer.Option("--backend", help="auto, ring or jaccl.", metavar="BACKEND")]
+BackendOption = Annotated[
+    str,
+    typer.Option(
+        "--backend",
+        help="auto, ring (TCP), jaccl (RDMA, a mesh before a ring) or jaccl-ring (RDMA, all cables to each neighbour).",
+        metavar="BACKEND",
+    ),
+]
 SideChannelOption = Annotated[
     str,
     typer.Option(
@@ -120,6 +127,19 @@ def parse_choice(option: str, text: str, choices: Sequence[str]) -> str:
     if text not in choices:
         raise RequestError(f"{option} is {text!r}", remedy=f"Use one of: {', '.join(choices)}.")
     return text
+
+
+def parse_backend(text: str) -> BackendWish:
+    """Read --backend.
+
+    Raises:
+        RequestError: there is none of that name.
+    """
+    match text:
+        case "auto" | "ring" | "jaccl" | "jaccl-ring":
+            return text
+        case _:
+            raise RequestError(f"--backend is {text!r}", remedy="Use one of: auto, ring, jaccl, jaccl-ring.")
 
 
 def parse_nodes(text: str | None) -> tuple[NodeId, ...]:

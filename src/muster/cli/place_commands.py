@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from muster.cli.hostfile_commands import HostfileOption, wished
 from muster.cli.options import (
     DEFAULT_ADDRESS,
     BackendOption,
     CoordinatorOption,
     JsonOption,
     NodesOption,
-    absolute,
-    input_errors,
-    parse_choice,
-    parse_gib,
-    parse_nodes,
+    SideChannelOption,
 )
+from muster.cli.specs import Placing, Serving, model_workload
 from muster.cli.wishes import (
     PLACING_SECONDS,
     ConcurrencyOption,
     ContextOption,
+    DeadlineOption,
+    MaxBatchOption,
+    MemoryOption,
+    NameOption,
     NetworkOption,
+    PrefillChunkOption,
+    PromptCacheOption,
     RanksOption,
+    RestartOption,
     RevisionOption,
+    ServedNameOption,
+    ShardingOption,
     SplitOption,
-    choose_ranks,
-    parse_network,
-    parse_split,
+    TrustOption,
 )
 from muster.errors import RequestError
 
@@ -48,62 +52,71 @@ def place(
     ranks: RanksOption = None,
     nodes: NodesOption = None,
     split: SplitOption = None,
-    sharding: Annotated[str, typer.Option(help="auto, pipeline or tensor.", metavar="SHARDING")] = "auto",
     backend: BackendOption = "auto",
+    side_channel: SideChannelOption = "tcp",
+    hostfile: HostfileOption = None,
+    sharding: ShardingOption = "auto",
+    served_name: ServedNameOption = None,
     context: ContextOption = None,
     concurrency: ConcurrencyOption = None,
     network: NetworkOption = None,
-    memory: Annotated[
-        float | None, typer.Option(help="GiB that each rank needs; by default as predicted.", metavar="GIB")
-    ] = None,
+    max_batch: MaxBatchOption = None,
+    prefill_chunk: PrefillChunkOption = None,
+    prompt_cache: PromptCacheOption = None,
     revision: RevisionOption = None,
+    trust_remote_code: TrustOption = False,
+    restart: RestartOption = None,
+    name: NameOption = None,
+    memory: MemoryOption = None,
+    deadline: DeadlineOption = None,
     json: JsonOption = False,
     coordinator: CoordinatorOption = DEFAULT_ADDRESS,
 ) -> None:
     """Show where a model would go with `muster create`, what else would do, and what would not and why.
 
-    Nothing is created or reserved. The first is what `create` would choose with the same options. Ends with 1 where
-    nothing fits, and says what would.
+    Nothing is created or reserved. It takes the options of `create`, and the first is what that would choose. Ends
+    with 1 where nothing fits, and says what would.
 
     --json prints {"options", "needs", "remedies", "unknown"}. An option has assignments (rank, node, boot), backend,
     layout (sharding, ranks with memory_bytes, weights_bytes, cache_bytes, layers and next, …) and refusal, which is
-    empty where it is one.
+    empty where it is one. Where nothing fits, the first has shortfalls: by node what it was short of (node, what,
+    reason, needed_bytes, available_bytes, missing_bytes).
     """
     from muster.cli.client import run
     from muster.protocol import Preview
     from muster.replies import Previewed
-    from muster.spec import InstanceSpec, ModelWorkload
 
     if not model.strip():
         raise RequestError("MODEL is empty", remedy="Give a directory or a hub id.")
-    path = Path(model)
-    is_path = model.startswith((".", "~", "/")) or path.expanduser().is_dir()
-    chosen = parse_nodes(nodes)
-    layers = parse_split(split)
-    number, auto = choose_ranks(
-        str(len(layers)) if layers and ranks is None else ranks, len(chosen), model=True, group=False
+    placing = Placing(
+        ranks=ranks,
+        nodes=nodes,
+        split=split,
+        backend=backend,
+        side_channel=side_channel,
+        hostfile=hostfile,
+        network=network,
+        memory=memory,
+        name=name,
+        restart=restart,
+        deadline=deadline,
     )
-    with input_errors():
-        workload = ModelWorkload(
-            model=absolute(path) if is_path else model,
-            revision=revision,
-            sharding=parse_choice("--sharding", sharding, ("auto", "pipeline", "tensor")),  # pyright: ignore[reportArgumentType]
-            context_tokens=context,
-            concurrency=concurrency or 1,
-        )
-        spec = InstanceSpec(
-            workload=workload,
-            ranks=number,
-            auto_ranks=auto,
-            nodes=chosen,
-            backend=parse_choice("--backend", backend, ("auto", "ring", "jaccl")),  # pyright: ignore[reportArgumentType]
-            split=layers,
-            network=parse_network(network),
-            memory_bytes=parse_gib("--memory", memory),
-        )
+    serving = Serving(
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        served_name=served_name,
+        context=context,
+        concurrency=concurrency,
+        max_batch=max_batch,
+        prefill_chunk=prefill_chunk,
+        prompt_cache=prompt_cache,
+    )
+    given = placing.given()
+    workload = model_workload(model, sharding)
+    spec = placing.spec(serving.upon(workload))
 
     async def ask(client: ControlClient) -> Previewed:
-        return await client.ask(Preview(spec=spec), PLACING_SECONDS, Previewed)
+        return await client.ask(Preview(spec=await wished(client, spec, given)), PLACING_SECONDS, Previewed)
 
     found = run(coordinator, ask)
     fits = any(not option.refusal for option in found.options)

@@ -125,10 +125,11 @@ def _of_node(event: _OfNode) -> str:
     match event:
         case NodeJoined(info=info):
             return f"{info.node} from {info.hostname}"
-        case NodeChanged(node=node, gone=gone, new=new):
+        case NodeChanged(node=node, gone=gone, new=new, moved=moved):
             told = [f"lost {', '.join(gone)}"] if gone else []
             told += [f"has {', '.join(new)}"] if new else []
-            return f"{node}: its addresses changed: {' and '.join(told)}"
+            changed = [f"its addresses changed: {' and '.join(told)}"] if told else []
+            return f"{node}: {'; '.join((*changed, *moved))}"
         case NodeLost(node=node, reason=reason) | NodeSuspected(node=node, reason=reason):
             return f"{node}: {reason}"
         case NodeHeard(node=node):

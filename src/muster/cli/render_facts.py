@@ -49,7 +49,8 @@ def _machine(facts: NodeFacts, beat: Beat | None) -> Iterator[tuple[str, str]]:
         memory.append(f"copied at {facts.memory_gbps:.{0 if facts.memory_gbps >= 10 else 1}f} GB/s")
     yield "memory", ", ".join(memory)
     for gpu in facts.gpus:
-        yield "gpu", gpu.name + ("" if gpu.memory_bytes is None else f", {size(gpu.memory_bytes)}")
+        free = "" if gpu.free_bytes is None else f"{size(gpu.free_bytes)} free of "
+        yield "gpu", gpu.name + ("" if gpu.memory_bytes is None else f", {free}{size(gpu.memory_bytes)}")
     for disk in facts.disks:
         yield "disk", f"{size(disk.free_bytes)} free of {size(disk.total_bytes)} under {disk.path}"
     yield "backends", ", ".join(facts.backends) or "none"

@@ -129,9 +129,13 @@ def _links_table(instance: Instance) -> Table:
             cell(link.kind),
             cell(measured),
             cell(trip(link.rtt_us)),
-            cell(f"{link.own} → {link.host}"),
+            cell(f"{_end(link.own, link.own_interface)} → {_end(link.host, link.host_interface)}"),
         )
     return found
+
+
+def _end(host: str, interface: str) -> str:
+    return f"{host} ({interface})" if interface else host
 
 
 def backend_text(instance: Instance) -> str:

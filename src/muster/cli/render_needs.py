@@ -15,10 +15,13 @@ from rich.text import Text
 
 from muster.cli.render import printable, size
 from muster.needs import ModelNeeds, against_pipeline, against_tensor, even_split, layers_of
-from muster.predict import RankMemory, Sharding, rank_cache, rank_memory
+from muster.predict import RankMemory, Sharding, quantised_token_bytes, rank_cache, rank_memory
 
 #: Different sizes of layers that are listed; more are given as a range.
 _KINDS = 4
+
+#: What mlx-lm quantises caches to.
+_QUANTISED_BITS = (8, 4)
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,6 +126,10 @@ def _cache(needs: ModelNeeds, asked: Forecast) -> list[str]:
 
     tokens = dict.fromkeys((asked.context_tokens, needs.context_tokens or asked.context_tokens))
     lines = [f"cache of a sequence: {needs.kv_token_bytes / 1024:g} KiB a token; {', '.join(map(cache, tokens))}"]
+    quantised = [(bits, found) for bits in _QUANTISED_BITS if (found := quantised_token_bytes(needs, bits)) is not None]
+    if quantised:
+        amounts = ", ".join(f"{found / 1024:g} KiB at {bits} bits" for bits, found in quantised)
+        lines.append(f"  quantised it would be {amounts}; ranks keep it whole, for mlx-lm cannot batch it otherwise")
     windows = [layer.window for layer in needs.layers if layer.window]
     states = sum(layer.state_bytes > 0 for layer in needs.layers)
     if windows:

@@ -23,6 +23,7 @@ from muster.cli.options import (
     absolute,
     check_positive,
     input_errors,
+    parse_backend,
     parse_choice,
     parse_environment,
     parse_nodes,
@@ -83,7 +84,7 @@ def execute(
             ),
             ranks=ranks if ranks is not None else max(1, len(chosen)),
             nodes=chosen,
-            backend=parse_choice("--backend", backend, ("auto", "ring", "jaccl")),  # pyright: ignore[reportArgumentType]
+            backend=parse_backend(backend),
             side_channel=parse_choice("--side-channel", side_channel, ("tcp", "bus")),  # pyright: ignore[reportArgumentType]
         )
 

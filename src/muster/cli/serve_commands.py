@@ -191,6 +191,12 @@ def _models_directory(path: Path) -> Path:
     return found
 
 
+def _copies_directory(chosen: Path | None, directory: Path | None) -> Path:
+    """Where copies go: all workers of a machine share them, but one with a directory of its own keeps to it."""
+    found = chosen or (directory / "models" if directory is not None else paths.models_directory())
+    return found.expanduser().absolute()
+
+
 def worker(
     join: Annotated[
         str,
@@ -214,6 +220,7 @@ def worker(
         Path | None, typer.Option(help="Where models go that are copied from other nodes.", metavar="DIR")
     ] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Never ask the hub for a model.")] = False,
+    share: Annotated[bool, typer.Option("--share/--no-share", help="Give models to other nodes.")] = True,
     log_level: LogLevel = "info",
     ready_file: ReadyFile = None,
     stop_with_stdin: StopWithStdin = False,
@@ -238,8 +245,9 @@ def worker(
         max_ranks=max_ranks,
         pool=PoolSettings(size=pool, memory_bytes=parse_gib("--pool-memory", pool_memory) or 0),
         models=tuple(_models_directory(path) for path in models or ()),
-        copies=copies.expanduser().absolute() if copies is not None else None,
+        copies=_copies_directory(copies, directory),
         offline=offline,
+        share=share,
     )
     run_process(run_worker, settings, Attendance(ready_file=ready_file, stop_with_stdin=stop_with_stdin))
 

@@ -166,7 +166,10 @@ def run_up(settings: UpSettings) -> int:
         port=settings.port,
         http=settings.http,
         coordinator_options=["--heartbeat", str(settings.heartbeat_seconds), "--lease", str(settings.lease_seconds)],
-        node_options=["--memory", f"{memory_gib:.3f}", "--pool", str(settings.pool)],
+        node_options=[
+            *("--memory", f"{memory_gib:.3f}", "--pool", str(settings.pool)),
+            *("--copies", str(settings.directory / "models")),
+        ],
         log_level=settings.log_level,
     )
     tails = _Tails(cluster)

@@ -46,9 +46,58 @@ SplitOption = Annotated[
 RevisionOption = Annotated[
     str | None, typer.Option("--revision", help="Of a hub id: branch, tag or commit.", metavar="REVISION")
 ]
+TrustOption = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Let the tokenizer's own Python code run; a model's never does.")
+]
 NetworkOption = Annotated[
     str | None,
     typer.Option("--network", help="The only network that ranks use between machines, as 10.0.0.0/24.", metavar="CIDR"),
+]
+ShardingOption = Annotated[str, typer.Option("--sharding", help="auto, pipeline or tensor.", metavar="SHARDING")]
+ServedNameOption = Annotated[
+    str | None,
+    typer.Option(
+        "--served-name",
+        help="What clients call the model; by default the hub id or the directory's name.",
+        metavar="NAME",
+    ),
+]
+MaxBatchOption = Annotated[
+    int | None,
+    typer.Option("--max-batch", help="Answers that a model writes at the same time; 32 by default.", metavar="N"),
+]
+PrefillChunkOption = Annotated[
+    int | None,
+    typer.Option(
+        "--prefill-chunk",
+        help="Prompt tokens per step, which running answers wait for; 512 by default.",
+        metavar="TOKENS",
+    ),
+]
+PromptCacheOption = Annotated[
+    float | None,
+    typer.Option("--prompt-cache", help="GiB of finished prompts to keep per rank; 1 by default.", metavar="GIB"),
+]
+RestartOption = Annotated[
+    str | None,
+    typer.Option(
+        "--restart",
+        help="never, or on-failure[:N]. By default on-failure:5 for a model, else never.",
+        metavar="POLICY",
+    ),
+]
+NameOption = Annotated[str | None, typer.Option("--name", help="A name to use instead of the id.")]
+MemoryOption = Annotated[
+    float | None,
+    typer.Option("--memory", help="GiB that each rank needs; by default as predicted.", metavar="GIB"),
+]
+DeadlineOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--deadline",
+        help="Limit of a phase (prepare, form, load, warm, step, drain, stop); again for more.",
+        metavar="PHASE=SECONDS",
+    ),
 ]
 
 

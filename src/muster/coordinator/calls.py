@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import anyio.to_thread
 import msgspec
@@ -16,9 +18,12 @@ from muster.coordinator.inspection import Inspection
 from muster.coordinator.knowledge import Knowledge
 from muster.coordinator.ledger import Ledger
 from muster.coordinator.outputs import OutputStore, Reader
+from muster.coordinator.placing import Placing
 from muster.errors import LogError, MusterError, RequestError
 from muster.eventlog.api import EventLog
+from muster.known import Known
 from muster.needs import ModelNeeds
+from muster.placement import Placement, Refusal, decide
 from muster.protocol import (
     Create,
     Delete,
@@ -34,7 +39,7 @@ from muster.protocol import (
 )
 from muster.replies import Accepted, Created, Found, Measuring, Needs, Noted, Outputs, Previewed, Refused, Snapshot
 from muster.spec import Failure, ModelWorkload, Phase
-from muster.state import Broken, Deleting, Finished
+from muster.state import Broken, Deleting, Finished, State
 
 #: The longest that one `ReadOutput` may wait, in seconds.
 _MAX_OUTPUT_WAIT_SECONDS = 30.0
@@ -44,6 +49,8 @@ PlainRequest = Delete | Drain | Resume | Retry | Get | Query | Measure
 #: What has to know the model first.
 PlacingRequest = Create | Preview | Inspect
 ClientRequest = PlainRequest | PlacingRequest
+
+R = TypeVar("R", bound=Created | Accepted | Noted | Refused)
 
 
 class Calls:
@@ -69,12 +76,13 @@ class Calls:
         self._clocks = clocks
         self._fenced = fenced
         self._pulse = pulse
+        self.placing = Placing(ledger)
 
     def answer(self, request: PlainRequest) -> Created | Accepted | Noted | Snapshot | Found | Measuring | Refused:
         """What the request is answered with; what follows from it is under way."""
         match request:
-            case Get():
-                return self._snapshot()
+            case Get(links=links):
+                return self._snapshot(links=links)
             case Query():
                 return self._query(request)
             case Measure():
@@ -82,7 +90,7 @@ class Calls:
                 self._pulse()
                 return Measuring(round=self._knowledge.measure_round)
             case Delete() | Drain() | Resume() | Retry():
-                return self._change(request)
+                return self._change(lambda: intake.change(self._ledger, request))
 
     async def place(self, request: PlacingRequest) -> Created | Accepted | Noted | Previewed | Needs | Refused:
         """What the request is answered with, once it is known what the model needs, or that nobody knows."""
@@ -107,13 +115,25 @@ class Calls:
                 previews.preview, state, known, request, needs, weights_bytes, abandon_on_cancel=True
             )
             return msgspec.structs.replace(reply, unknown=unknown) if isinstance(reply, Previewed) else reply
-        return self._change(request, needs, weights_bytes)
+        return await self._create(request, needs, weights_bytes)
 
-    def _change(
-        self, request: intake.Change, needs: ModelNeeds | None = None, weights_bytes: int = 0
-    ) -> Created | Accepted | Noted | Refused:
+    async def _create(self, request: Create, needs: ModelNeeds | None, weights_bytes: int) -> Created | Refused:
+        if (answer := intake.refused(self._ledger, request)) is not None:
+            return answer
+
+        def look(state: State, known: Known, *, advise: bool = False) -> Placement | Refusal:
+            return decide(request.spec, state, known, needs, weights_bytes=weights_bytes, advise=advise)
+
+        found = await self.placing.search(request.spec, look)
+        if isinstance(found, Refusal):
+            advised = functools.partial(look, self._ledger.state, self._ledger.known(), advise=True)
+            better = await anyio.to_thread.run_sync(advised, abandon_on_cancel=True)
+            found = better if isinstance(better, Refusal) else found
+        return self._change(lambda: intake.create(self._ledger, request, found, needs))
+
+    def _change(self, carry_out: Callable[[], R]) -> R | Refused:
         try:
-            reply = intake.change(self._ledger, request, needs, weights_bytes)
+            reply = carry_out()
             self._ledger.settle()
         except LogError as error:
             reply = refusal(error, Phase.PLACING)
@@ -124,12 +144,12 @@ class Calls:
         """The state as msgpack."""
         return msgspec.Raw(msgspec.msgpack.encode(self._ledger.state))
 
-    def _snapshot(self) -> Snapshot:
+    def _snapshot(self, *, links: bool) -> Snapshot:
         return Snapshot(
             state=self.encoded_state(),
             beats=tuple(beat for _, beat in sorted(self._knowledge.beats.items())),
             facts=tuple(facts for _, facts in sorted(self._knowledge.facts.items())),
-            links=tuple(links for _, links in sorted(self._knowledge.links.items())),
+            links=tuple(told for _, told in sorted(self._knowledge.links.items())) if links else (),
             measure_round=self._knowledge.measure_round,
             memory_bytes=psutil.Process().memory_info().rss,
             log_bytes=self._log.bytes_used,

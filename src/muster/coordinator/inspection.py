@@ -8,18 +8,19 @@ from pathlib import Path
 from typing import Final
 
 import anyio
-import anyio.to_thread
+import msgspec
 from loguru import logger
 
 from muster.bus.peer import ask
 from muster.coordinator.knowledge import Knowledge
 from muster.errors import MusterError
+from muster.fetch.looks import Looks
 from muster.fetch.survey import Survey
-from muster.model.hub import is_hub_id, is_offline
+from muster.model.hub import is_offline
 from muster.needs import ModelNeeds
 from muster.peer_protocol import Inspected, InspectModel, PeerRefused
 from muster.replies import Needs
-from muster.spec import Failure, NodeId, NodeInfo, Phase
+from muster.spec import Failure, NodeId, NodeInfo, Phase, is_hub_id
 from muster.state import State
 
 #: Who has seen the model where it was no node.
@@ -34,8 +35,11 @@ _HUB_SECONDS: Final = 12.0
 _ASKED: Final = 16
 #: Models on nodes that a refusal names.
 _OFFERED: Final = 8
-#: Addresses of a node that are tried.
+#: Addresses of a node that are tried, and how long one may be silent before the next is tried beside it.
 _ADDRESSES: Final = 4
+_SILENT_SECONDS: Final = 0.5
+#: Looks that may hang at one time, in this machine's files and at the hub; further ones wait for those to end.
+_AT_ONCE: Final = 4
 
 _Ask = Callable[[str, int, InspectModel, float], Awaitable[object]]
 
@@ -51,24 +55,26 @@ class Inspection:
         self._knowledge = knowledge
         self._survey = survey or Survey(time.monotonic)
         self._ask = ask
+        self._files, self._hub = Looks(_AT_ONCE), Looks(_AT_ONCE)
 
     async def needs(self, model: str, revision: str | None, state: State) -> Needs | Failure:
-        """What the model needs, or why nobody knows. Never raises, and never takes more than a few seconds.
+        """What the model needs, or why nobody knows. Never raises.
 
-        In this order: files on this machine; nodes that may have it, all at once; for a hub id the hub, asked from
-        here, then by a node.
+        In this order: files on this machine, for 3 s at most; nodes that may have it, all at once, for 3 s; for a hub
+        id the hub, asked from here, then by a node, each for 12 s.
         """
         refusals: list[Failure] = []
-        found = await self._try(lambda: self._survey.here(model, revision), _HERE_SECONDS, refusals)
+        found = await self._try(self._files, lambda: self._survey.here(model, revision), _HERE_SECONDS, refusals)
         if found is not None:
-            return Needs(needs=found, seen_by=HERE)
+            # What this machine happens to hold is the right size, but no reason for nodes to take an old commit.
+            return Needs(needs=msgspec.structs.replace(found, commit=""), seen_by=HERE)
         nodes = self._nodes(model, state)
         request = InspectModel(model=model, revision=revision or "")
         if (seen := await self._ask_nodes(nodes, request, _NODES_SECONDS, refusals)) is not None:
             return seen
         if is_hub_id(model):
             if not is_offline():
-                found = await self._try(lambda: self._survey.hub(model, revision), _HUB_SECONDS, refusals)
+                found = await self._try(self._hub, lambda: self._survey.hub(model, revision), _HUB_SECONDS, refusals)
                 if found is not None:
                     return Needs(needs=found, seen_by=HERE)
             request = InspectModel(model=model, revision=revision or "", ask_hub=True)
@@ -81,22 +87,20 @@ class Inspection:
 
     async def weights_bytes(self, model: str) -> int:
         """Size of the model's weights where this machine has them, 0 where it does not know. Never raises."""
-        with anyio.move_on_after(_HERE_SECONDS):
-            return await anyio.to_thread.run_sync(_weights_bytes, model, abandon_on_cancel=True)
-        return 0
+        try:
+            return await self._files.find(lambda: _weights_bytes(model), model, seconds=_HERE_SECONDS)
+        except MusterError:
+            return 0
 
     def _offered(self) -> list[str]:
         """What nodes hold, by the names that it can be asked for by."""
         return sorted({held.model for facts in self._knowledge.facts.values() for held in facts.models})
 
     async def _try(
-        self, find: Callable[[], ModelNeeds | None], seconds: float, refusals: list[Failure]
+        self, looks: Looks, find: Callable[[], ModelNeeds | None], seconds: float, refusals: list[Failure]
     ) -> ModelNeeds | None:
         try:
-            with anyio.fail_after(seconds):
-                return await anyio.to_thread.run_sync(find, abandon_on_cancel=True)
-        except TimeoutError:
-            refusals.append(_failure("model-unavailable", f"no answer within {seconds:g} s", retryable=True))
+            return await looks.find(find, "the model, seen from the coordinator's machine,", seconds=seconds)
         except MusterError as error:
             refusals.append(_failure(error.kind, error.message, remedy=error.remedy, retryable=error.retryable))
         except Exception as error:  # files of any kind may be in a model's directory: placement goes on without it
@@ -136,13 +140,24 @@ class Inspection:
 
     async def _ask_one(self, info: NodeInfo, request: InspectModel, seconds: float) -> object:
         """The node's reply, at the first of its addresses that answers; `None` where none does."""
-        hosts = dict.fromkeys(address.host for address in (*info.addresses, *info.candidates))
-        for host in list(hosts)[:_ADDRESSES]:
+        hosts = list(dict.fromkeys(address.host for address in (*info.addresses, *info.candidates)))[:_ADDRESSES]
+        replies: list[object] = []
+
+        async def ask_at(host: str, failed: anyio.Event) -> None:
             try:
-                return await self._ask(host, info.peer_port, request, seconds)
+                replies.append(await self._ask(host, info.peer_port, request, seconds))
+                group.cancel_scope.cancel()
             except MusterError as error:
                 logger.debug("node {} at {} was asked for {}: {}", info.node, host, request.model, error)
-        return None
+            failed.set()
+
+        async with anyio.create_task_group() as group:
+            for host in hosts:
+                failed = anyio.Event()
+                group.start_soon(ask_at, host, failed)
+                with anyio.move_on_after(_SILENT_SECONDS):
+                    await failed.wait()
+        return replies[0] if replies else None
 
 
 def _weights_bytes(model: str) -> int:

@@ -15,7 +15,7 @@ from muster.errors import MusterError, RequestError
 from muster.events import InstanceCreated, InstanceDeleting
 from muster.group.scope import owned
 from muster.needs import ModelNeeds
-from muster.placement import place
+from muster.placement import Placement, Refusal, error_of
 from muster.protocol import Create, Delete, Drain, Resume, Retry
 from muster.replies import Accepted, Created, Noted, Refused
 from muster.spec import (
@@ -28,20 +28,16 @@ from muster.spec import (
 )
 from muster.state import Deleting, State, drain_seconds
 
-Change = Create | Delete | Drain | Resume | Retry
+Change = Delete | Drain | Resume | Retry
 
 
-def change(
-    ledger: Ledger, request: Change, needs: ModelNeeds | None = None, weights_bytes: int = 0
-) -> Created | Accepted | Noted | Refused:
-    """Carry out a client's wish, or say why not; `needs` and `weights_bytes` are for `create`.
+def change(ledger: Ledger, request: Change) -> Accepted | Noted | Refused:
+    """Carry out a client's wish, or say why not.
 
     Raises:
         LogError: the log cannot be written; nothing has happened.
     """
     match request:
-        case Create():
-            return create(ledger, request, needs, weights_bytes)
         case Delete():
             return delete(ledger, request)
         case Drain() | Resume():
@@ -58,23 +54,32 @@ def find_created(state: State, key: str) -> Created | None:
     return None
 
 
-def create(
-    ledger: Ledger, request: Create, needs: ModelNeeds | None = None, weights_bytes: int = 0
-) -> Created | Refused:
-    """Accept and place an instance, or say why not. The same key gives the same instance again.
+def refused(ledger: Ledger, request: Create) -> Created | Refused | None:
+    """What answers the request before it is placed: the instance of the same key, or what is wrong with it."""
+    if (known := find_created(ledger.state, request.key)) is not None:
+        return known
+    try:
+        checked(request.spec, ledger.state)
+    except MusterError as error:
+        return refusal(error, Phase.PLACING)
+    return None
 
-    `needs` is what is known of the model; without it, `weights_bytes` is the size of its weights, 0 where unknown.
+
+def create(
+    ledger: Ledger, request: Create, placement: Placement | Refusal, needs: ModelNeeds | None = None
+) -> Created | Refused:
+    """Accept an instance where it was placed, or say why not. The same key gives the same instance again.
+
+    `placement` was found for the ledger's state as it is now; `needs` is what is known of the model.
 
     Raises:
         LogError: the log cannot be written; nothing has happened.
     """
-    if (known := find_created(ledger.state, request.key)) is not None:
-        return known
-    try:
-        spec = checked(request.spec, ledger.state)
-        placement = place(spec, ledger.state, ledger.known(), needs, weights_bytes=weights_bytes)
-    except MusterError as error:
-        return refusal(error, Phase.PLACING)
+    if (answer := refused(ledger, request)) is not None:
+        return answer
+    if isinstance(placement, Refusal):
+        return unplaced(placement)
+    spec = request.spec
     spec = msgspec.structs.replace(spec, ranks=len(placement.assignments))
     if needs is None:  # the estimate is all that there is; else the layout says it for each rank
         spec = msgspec.structs.replace(spec, memory_bytes=placement.layout.ranks[0].memory_bytes)
@@ -92,6 +97,12 @@ def create(
         )
     )
     return Created(instance=instance, sequence=envelope.sequence)
+
+
+def unplaced(found: Refusal) -> Refused:
+    """The refusal of a placement as an answer."""
+    answer = refusal(error_of(found), Phase.PLACING)
+    return msgspec.structs.replace(answer, shortfalls=found.shortfalls)
 
 
 def delete(ledger: Ledger, request: Delete) -> Accepted | Refused:

@@ -16,8 +16,10 @@ from muster.events import Envelope, Event, ReportId, Unknown, encode_event, kind
 from muster.fold import apply
 from muster.known import Known
 from muster.lifecycle import SECOND, Observed, Settings, decide, wake_ns
+from muster.placement import Placement, Refusal
+from muster.placement.again import place_again
 from muster.spec import COORDINATOR, InstanceId, NodeId
-from muster.state import State
+from muster.state import Instance, State
 
 #: Without a look at the state for so many heartbeats, the coordinator itself stood still.
 _STANDSTILL_BEATS = 2
@@ -45,6 +47,10 @@ class Ledger:
         self.on_event: Callable[[Envelope, Event | Unknown], None] = lambda envelope, event: None
         #: What nodes tell of themselves beside the log.
         self.known: Callable[[], Known] = Known
+        #: Where the next attempt of an instance goes; `None` where that is still being found out.
+        self.place: Callable[[Instance, State], Placement | Refusal | None] = lambda instance, state: place_again(
+            instance, state, self.known()
+        )
         self._settled_ns = self.clock.now_ns()
         #: After which event, and when, it was last seen that those that wait for room have none.
         self._crowded: tuple[int, int] = (-1, 0)
@@ -135,10 +141,14 @@ class Ledger:
             for rank in instance.ranks:
                 self.progress_ns[instance.id, instance.attempt, rank.rank] = now
 
+    def look_again(self) -> None:
+        """There is news for instances that wait for room: the next `settle` looks at them."""
+        self._crowded = (-1, 0)
+
     def _is_crowded(self, now: int) -> bool:
         """Nothing was logged since the last look for room, which was a moment ago: heartbeats come by the thousand."""
         sequence, looked_ns = self._crowded
         return sequence == self.state.sequence and now - looked_ns < self._settings.heartbeat_seconds * SECOND
 
     def _observed(self, *, crowded: bool = False) -> Observed:
-        return Observed(heard_ns=self.heard_ns, progress_ns=self.progress_ns, known=self.known, crowded=crowded)
+        return Observed(heard_ns=self.heard_ns, progress_ns=self.progress_ns, place=self.place, crowded=crowded)

@@ -8,6 +8,7 @@ from collections.abc import Collection
 
 import msgspec
 
+from muster.coordinator.plausible import are_ipv4
 from muster.lifecycle import SECOND, Settings
 from muster.protocol import Hello
 from muster.spec import COORDINATOR, Failure, NodeAddress, NodeInfo
@@ -15,7 +16,6 @@ from muster.state import Node, State
 
 #: More than that are no interfaces of a machine.
 _MAXIMUM_ADDRESSES = 512
-_IPV4 = re.compile(r"(\d{1,3}\.){3}\d{1,3}")
 _NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -88,7 +88,7 @@ class Registrar:
 
 def bad_addresses(addresses: Collection[NodeAddress]) -> bool:
     """Whether some of them are not IPv4, or they are more than a machine has."""
-    return len(addresses) > _MAXIMUM_ADDRESSES or not all(_IPV4.fullmatch(address.host) for address in addresses)
+    return len(addresses) > _MAXIMUM_ADDRESSES or not are_ipv4(address.host for address in addresses)
 
 
 def _malformed(info: NodeInfo) -> Failure | None:
@@ -103,6 +103,8 @@ def _malformed(info: NodeInfo) -> Failure | None:
         problem = f"node {info.node} has an address that is not IPv4, or too many"
     elif not info.addresses:
         problem = f"node {info.node} has no address"
+    elif not 0 <= info.peer_port < 2**16:
+        problem = f"node {info.node} says peer_port {info.peer_port}; a port is 1 to 65535, and 0 is none"
     elif info.max_ranks < 1 or not 0 <= info.memory_bytes < 2**60:
         problem = f"node {info.node} says max_ranks {info.max_ranks} and memory_bytes {info.memory_bytes}"
     if not problem:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from muster.coordinator import intake
 from muster.coordinator.find import refusal
 from muster.errors import MusterError
 from muster.known import Known
 from muster.needs import ModelNeeds
-from muster.placement import Placement, Refusal, alternatives, decide, error_of
+from muster.placement import Placement, Refusal, alternatives, decide
 from muster.protocol import Preview
 from muster.replies import Option, Previewed, Refused
 from muster.spec import Phase
@@ -34,13 +36,16 @@ def preview(
     for option in [_option(first), *sorted(others, key=lambda option: bool(option.refusal))]:
         options.setdefault(_key(option), option)
     remedies = first.remedies if isinstance(first, Refusal) else ()
-    return Previewed(options=tuple(options.values()), needs=needs, remedies=remedies)
+    told = list(options.values())
+    if isinstance(first, Refusal):  # of the others as well it would be too much, with many nodes
+        told[0] = msgspec.structs.replace(told[0], shortfalls=first.shortfalls)
+    return Previewed(options=tuple(told), needs=needs, remedies=remedies)
 
 
 def _nowhere(state: State, request: Preview) -> Refused:
     found = decide(request.spec, state)
     assert isinstance(found, Refusal), "there is no node"
-    return refusal(error_of(found), Phase.PLACING)
+    return intake.unplaced(found)
 
 
 def _option(found: Placement | Refusal) -> Option:

@@ -164,6 +164,8 @@ class Coordinator:
             self._fenced,
             self._pulse,
         )
+        self._calls.placing.on_found = self._found
+        self._ledger.place = self._calls.placing.next_attempt
         self._door = Door(log, self._ledger, self.gateway, self._calls)
         self.gateway.update(self._ledger.state)
         self._ledger.on_event = self._after
@@ -173,6 +175,7 @@ class Coordinator:
         self._pulse()
         async with anyio.create_task_group() as self._tasks:
             self._tasks.start_soon(self._keep_time)
+            self._tasks.start_soon(self._calls.placing.run)
             task_status.started(self.control_port)
             await self._serve()
 
@@ -208,17 +211,26 @@ class Coordinator:
             if now >= next_beat:
                 self._pulse()
                 next_beat = now + beat_seconds
-            try:
-                self._settle()
-            except Exception:
-                # A rule that fails on one instance must not end the coordinator of all the others.
-                logger.exception("the lifecycle rules failed")
+            self._settle_all()
             self._outputs.expire(now)
             self._gathering.expire(now)
             due = min(next_beat, self._gathering.next_due())
             nudge = self._nudge
             with anyio.move_on_after(min(due - time.monotonic(), self._seconds_to_wake())):
                 await nudge.wait()
+
+    def _settle_all(self) -> None:
+        try:
+            self._settle()
+        except Exception:
+            # A rule that fails on one instance must not end the coordinator of all the others.
+            logger.exception("the lifecycle rules failed")
+
+    def _found(self) -> None:
+        """It is known where an instance goes next, or that it has no place."""
+        self._ledger.look_again()
+        self._settle_all()
+        self._wake()
 
     def _settle(self) -> None:
         """Carry out what the state demands, and what follows from instances that were found."""

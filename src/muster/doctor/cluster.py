@@ -115,7 +115,7 @@ def _versions(nodes: Mapping[NodeId, NodeInfo], facts: Mapping[NodeId, NodeFacts
             yield failure(
                 "versions",
                 f"{package} differs: {_shared(owners)}; ranks on these do not form a group",
-                f"pip install {'mlx-muster' if package == 'muster' else package}=={_newest(owners)}, on all nodes",
+                _same_version(package, owners),
             )
         elif nodes:
             same.append(f"{package} {next(iter(owners))}")
@@ -134,6 +134,15 @@ def _versions(nodes: Mapping[NodeId, NodeInfo], facts: Mapping[NodeId, NodeFacts
         same.append(f"Python {next(iter(owners))}")
     if len(nodes) > 1 and same:
         yield ok("versions", f"the same on all nodes: {', '.join(same)}")
+
+
+def _same_version(package: str, owners: Mapping[str, list[NodeId]]) -> str:
+    """How the nodes that have another one get the newest version."""
+    newest = _newest(owners)
+    behind = ", ".join(sorted(name for version, names in owners.items() if version != newest for name in names))
+    if package == "muster":  # it is installed from its directory, as README.md says
+        return f"on {behind}, in the directory of muster {newest}: pip install ., and start the worker again"
+    return f"pip install {package}=={newest}, on {behind}"
 
 
 def _backends(nodes: Mapping[NodeId, NodeInfo]) -> Iterator[Check]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from typing import Final
 
@@ -65,6 +67,7 @@ class Examined(msgspec.Struct, frozen=True, kw_only=True):
     range: Range | str | None = None
     hub: Hub | str | None = None
     directory: str | None = None
+    local_network: str | None = None  #: why nothing can be sent there; empty where it can, `None`: not tried
 
 
 def check_mlx(found: MlxTried | str, facts: NodeFacts | str) -> Iterator[Check]:
@@ -92,6 +95,19 @@ def check_directory(error: str | None) -> Iterator[Check]:
     """Whether muster can write its own files; `None` where that was not looked at."""
     if error:
         yield failure("directory", error, "Set MUSTER_HOME to a directory that may be written")
+
+
+def check_local_network(error: str | None) -> Iterator[Check]:
+    """Whether macOS lets this program out into the local network; `None` where that was not tried."""
+    if error:
+        make = failure if error == os.strerror(errno.EHOSTUNREACH) else warning  # what is refused looks like that
+        yield make(
+            "local network",
+            f"nothing can be sent there: {error}",
+            "System Settings > Privacy & Security > Local Network: allow the terminal, and run this again",
+        )
+    elif error is not None:
+        yield ok("local network", "macOS lets this program send there; a worker that launchd starts is asked for apart")
 
 
 def check_ports(found: tuple[Used, ...] | str, wanted: tuple[int, ...] = COORDINATOR_PORTS) -> Iterator[Check]:

@@ -25,6 +25,7 @@ from muster.doctor.findings import COORDINATOR_PORTS, Examined, Hub, MlxTried, R
 from muster.errors import PortError
 from muster.facts import NodeFacts
 from muster.group.ports import reserve_at
+from muster.model.hub import cache_directory
 from muster.probe.collect import Subject, collect
 from muster.probe.linux_system import blas_of
 from muster.spec import BootId, NodeId
@@ -41,6 +42,8 @@ PORTS_SECONDS: Final = 5.0
 _RANGE_TRIED: Final = 256
 #: What the distributions that carry MLX's backends are called.
 _WHEELS: Final = ("mlx-metal", "mlx-cpu", "mlx-cuda")
+_MULTICAST_DNS: Final = ("224.0.0.251", 5353)
+_DNS_HEADER_BYTES: Final = 12
 #: What huggingface_hub takes for yes.
 _YES: Final = ("1", "on", "yes", "true")
 
@@ -121,25 +124,24 @@ def installed_versions() -> dict[str, str]:
     return found
 
 
-def local_facts(tried: MlxTried) -> NodeFacts:
-    """The facts of this machine, as a worker on it would tell them."""
+def local_facts(tried: MlxTried, copies: Path | None = None) -> NodeFacts:
+    """The facts of this machine, as a worker on it would tell them; `copies` is its --copies."""
     subject = Subject(
         node=NodeId(socket.gethostname().partition(".")[0]),
         boot=BootId(""),
         versions=installed_versions(),
         backends=tried.backends,
         blas=tried.blas,
-        directories=_directories(),
+        directories=_directories(copies),
     )
     return collect(subject)
 
 
-def _directories() -> tuple[Path, ...]:
-    """What is written to: muster's own files, and the hub's cache where that is on another disk."""
+def _directories(copies: Path | None) -> tuple[Path, ...]:
+    """What is written to: muster's own files, copies of models, and the hub's cache."""
     try:
         home = paths.home()
-        hub = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-        return (home,) if _there(home).stat().st_dev == _there(hub).stat().st_dev else (home, hub)
+        return (home, copies or home / "models", cache_directory())
     except (OSError, RuntimeError):  # no home at all, or one that may not be looked into: see `try_directory`
         return ()
 
@@ -235,16 +237,37 @@ def try_hub(seconds: float = HUB_SECONDS) -> Hub:
         return Hub(endpoint=endpoint, error=str(reason))
 
 
-def examine(port_range: tuple[int, int] | None = None, *, hub: bool = True) -> Examined:
+def try_local_network() -> str | None:
+    """Why macOS lets no packet out to the local network; empty where it does, `None` on other systems.
+
+    That is a question of multicast DNS without a question, which nobody answers.
+    """
+    if not psutil.MACOS:
+        return None
+    return send_to(_MULTICAST_DNS)
+
+
+def send_to(address: tuple[str, int]) -> str:
+    """Why a packet to an IPv4 address cannot be sent; empty where it can."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        try:
+            sender.sendto(bytes(_DNS_HEADER_BYTES), address)
+        except OSError as error:
+            return error.strerror or str(error)
+    return ""
+
+
+def examine(port_range: tuple[int, int] | None = None, *, hub: bool = True, copies: Path | None = None) -> Examined:
     """Ask this machine everything, at the same time. Takes as long as the slowest probe may; never raises."""
     tried = Probe("MLX", MLX_SECONDS + 1, try_mlx)
     ports = Probe("ports", PORTS_SECONDS, used_ports)
     ranged = Probe("ports", PORTS_SECONDS, lambda: try_range(*port_range)) if port_range is not None else None
     asked = Probe("hub", HUB_SECONDS + 1, try_hub) if hub else None
+    network = Probe("local network", PORTS_SECONDS, try_local_network)
     mlx = tried.result()
     directory = Probe("directory", PORTS_SECONDS, try_directory)
     known = mlx if isinstance(mlx, MlxTried) else MlxTried(error=mlx)
-    facts = Probe("facts", FACTS_SECONDS, lambda: local_facts(known))
+    facts = Probe("facts", FACTS_SECONDS, lambda: local_facts(known, copies))
     return Examined(
         facts=facts.result(),
         mlx=mlx,
@@ -252,4 +275,5 @@ def examine(port_range: tuple[int, int] | None = None, *, hub: bool = True) -> E
         range=ranged.result() if ranged is not None else None,
         hub=asked.result() if asked is not None else None,
         directory=directory.result(),
+        local_network=network.result(),
     )

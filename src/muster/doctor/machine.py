@@ -38,6 +38,7 @@ def check_machine(facts: NodeFacts) -> tuple[Check, ...]:
             _system,
             _python,
             _mlx,
+            _device,
             _blas,
             _memory,
             _wired,
@@ -101,6 +102,16 @@ def _mlx(facts: NodeFacts) -> Iterator[Check]:
         )
     elif facts.backends:
         yield ok("backends", ", ".join(facts.backends))
+
+
+def _device(facts: NodeFacts) -> Iterator[Check]:
+    """Where MLX runs, as the node's own worker has tried; `muster.doctor.findings` has it of this machine."""
+    if facts.device == "cpu" and facts.gpus:
+        wheel = "mlx" if is_mac(facts) else "'mlx[cuda]'"
+        what = f"on the CPU, although there is {facts.gpus[0].name}"
+        yield warning("mlx runs", what, f"pip install --upgrade {wheel}")
+    elif facts.device:
+        yield ok("mlx runs", f"on the {facts.device.upper()}")
 
 
 def _blas(facts: NodeFacts) -> Iterator[Check]:

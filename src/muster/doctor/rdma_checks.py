@@ -119,7 +119,8 @@ def check_cables(facts: Mapping[NodeId, NodeFacts]) -> Iterator[Check]:
     wiring, names = wire(able), ", ".join(found.node for found in able)
     order = ring_order(able) if not wiring.mesh else ()
     if wiring.mesh:
-        yield ok("rdma cables", f"{names}: each is cabled to each other")
+        more = f"; --backend jaccl-ring uses {wiring.wires} cables to each neighbour" if wiring.wires > 1 else ""
+        yield ok("rdma cables", f"{names}: each is cabled to each other{more}")
     elif order:
         yield ok("rdma cables", f"{', '.join(able[index].node for index in order)}: cabled in a ring")
     else:

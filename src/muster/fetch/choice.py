@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Final
 
@@ -70,3 +70,12 @@ def shard_files(
         return match is None or match.group(1) not in stacks or int(match.group(2)) in layers
 
     return frozenset(file for name, file in indexed.items() if needed(name)) & everything
+
+
+def owners(needed: Sequence[Collection[str]]) -> dict[str, int]:
+    """Of every file that a rank needs the lowest rank that does: it downloads it for all. `needed` is by rank."""
+    found: dict[str, int] = {}
+    for rank, names in enumerate(needed):
+        for name in names:
+            found.setdefault(name, rank)
+    return found

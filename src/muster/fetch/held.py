@@ -8,38 +8,53 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from muster.errors import ModelError
 from muster.facts import HeldModel
 from muster.fetch.choice import is_offered, is_weights
 from muster.model.files import copy_note, weight_files
-from muster.model.hub import cache_directory, commit_of
+from muster.model.hub import cache_directory, commit_of, names_of
 from muster.model.reading import MOST, is_text
 
 #: Below muster's own directory: copies of other nodes' directories. Beside it lies a cache of the hub's layout.
 COPIES: Final = "copies"
+#: In a cache of the hub's layout: what keeps two processes from bringing the same model.
+LOCKS: Final = ".locks"
 #: How deep models lie below a directory of them: NAME, or OWNER/NAME.
 _DEPTH: Final = 2
 _NAME_CHARACTERS: Final = 4096
 
 
-def held_models(roots: Sequence[Path] = (), own: Path | None = None) -> tuple[HeldModel, ...]:
+def caches(own: Path | None) -> tuple[Path, ...]:
+    """The caches of the hub's layout on this node; `own` is where muster keeps copies from other nodes."""
+    return (cache_directory(), *((own,) if own is not None else ()))
+
+
+def held_models(
+    roots: Sequence[Path] = (), own: Path | None = None, *, shareable: bool = True
+) -> tuple[HeldModel, ...]:
     """The models with weights on this node, by name. Reads directories and indexes, no weights; safe in any thread.
 
     Args:
         roots: directories of the operator's, each a model itself or full of them.
         own: where muster keeps copies from other nodes.
+        shareable: whether this node gives them to others.
     """
     found: dict[str, HeldModel] = {}
-    for cache in (cache_directory(), *((own,) if own is not None else ())):
-        for path in _children(cache, "models--*/snapshots/*"):
-            _add(found, path)
+    for cache in caches(own):
+        for repository in _children(cache, "models--*"):
+            names = names_of(repository)
+            for path in _children(repository, "snapshots/*"):
+                _add(found, path, names.get(path.name, ()))
     if own is not None:
         for path in _children(own, f"{COPIES}/*"):
             _add(found, path)
     for root in roots:
         for path in _models_below(root.expanduser(), _DEPTH):
             _add(found, path)
-    return tuple(sorted(found.values(), key=lambda held: (held.model, held.path)))
+    held = sorted(found.values(), key=lambda held: (held.model, held.path))
+    return tuple(held if shareable else (msgspec.structs.replace(one, shareable=False) for one in held))
 
 
 def file_of(held: HeldModel, name: str) -> Path | None:
@@ -56,14 +71,14 @@ def file_of(held: HeldModel, name: str) -> Path | None:
     return file if file.resolve().is_relative_to(home.resolve()) else None
 
 
-def _add(found: dict[str, HeldModel], path: Path) -> None:
+def _add(found: dict[str, HeldModel], path: Path, names: tuple[str, ...] = ()) -> None:
     with contextlib.suppress(OSError, RuntimeError):  # gone, closed to us, or links in a circle
         path = path.resolve()
         if not is_text(str(path)):
             return  # what is said of it could not be sent
         held = _look(path, path.stat().st_mtime_ns)
         if held is not None:
-            found[held.path] = held
+            found[held.path] = msgspec.structs.replace(held, names=names)
 
 
 @functools.lru_cache(maxsize=1024)

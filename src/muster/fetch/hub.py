@@ -19,7 +19,7 @@ import msgspec
 from muster.errors import FetchError, ModelError
 from muster.fetch.progress import Meter
 from muster.fetch.sinks import NewHash, Sink, full_disk
-from muster.model.hub import DEFAULT_REVISION, is_commit, repository_directory
+from muster.model.hub import DEFAULT_REVISION, blob_path, is_commit, repository_directory
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: How long the hub may take to answer, and to send nothing in the middle of a file.
 ANSWER_SECONDS: Final = 10.0
 SILENCE_SECONDS: Final = 20.0
-#: Tries without a single byte more, and the first wait between them.
+#: Tries that get no further than one before, and the first wait between them.
 _TRIES: Final = 3
 _PAUSE_SECONDS: Final = 0.5
 
@@ -88,16 +88,29 @@ def download(root: Path, listed: Listing, file: HubFile, meter: Meter) -> None:
         ModelError: it refuses the file, or sent it twice with another hash.
         DiskFullError: there is no room any more.
     """
+    with placed(root, listed, file) as blob:
+        if not blob.exists():
+            _bring(blob, listed, file, meter)
+
+
+@contextlib.contextmanager
+def placed(root: Path, listed: Listing, file: HubFile) -> Generator[Path]:
+    """Where the file's content goes in the cache in `root`; when it is there after the block, it gets its name.
+
+    Raises:
+        DiskFullError: there is no room any more.
+        FetchError: the file system refuses for another reason.
+    """
     repository = repository_directory(root, listed.model)
-    blob = repository / "blobs" / file.hash
+    blob = blob_path(root, listed.model, file.hash)
     link = repository / "snapshots" / listed.commit / file.name
     with full_disk(root):
         blob.parent.mkdir(parents=True, exist_ok=True)
         link.parent.mkdir(parents=True, exist_ok=True)
-    if not blob.exists():
-        _bring(blob, listed, file, meter)
+    yield blob
     with full_disk(root), contextlib.suppress(FileExistsError):
-        link.symlink_to(Path("..", "..", "blobs", file.hash))
+        if blob.exists():
+            link.symlink_to(Path("..", "..", "blobs", file.hash))
 
 
 def name_revision(root: Path, listed: Listing, revision: str | None) -> None:
@@ -118,7 +131,7 @@ def name_revision(root: Path, listed: Listing, revision: str | None) -> None:
 
 
 def _bring(blob: Path, listed: Listing, file: HubFile, meter: Meter) -> None:
-    sink = Sink(blob, _hash_of(file), meter)
+    sink = Sink(blob, hash_of(file), meter)
     wrong = ""
     try:
         if sink.offset > file.bytes:
@@ -139,7 +152,8 @@ def _bring(blob: Path, listed: Listing, file: HubFile, meter: Meter) -> None:
         sink.close()
 
 
-def _hash_of(file: HubFile) -> NewHash:
+def hash_of(file: HubFile) -> NewHash:
+    """How the hub hashes a file like this one."""
     if file.large:
         return hashlib.sha256
     # Source: git's object format; the hub names small files by it.
@@ -147,15 +161,16 @@ def _hash_of(file: HubFile) -> NewHash:
 
 
 def _stream(listed: Listing, file: HubFile, sink: Sink) -> None:
-    vain = 0
+    vain, furthest = 0, sink.offset
     while sink.offset < file.bytes:
-        before = sink.offset
         try:
             _receive(listed, file, sink)
             problem = f"the hub ended {file.name} early"
         except FetchError as error:
             problem = error.message
-        vain = vain + 1 if sink.offset == before else 0
+        # Who starts each answer from the beginning, and cuts it, must not be asked for ever.
+        vain = vain + 1 if sink.offset <= furthest else 0
+        furthest = max(furthest, sink.offset)
         if vain >= _TRIES:
             raise FetchError(
                 f"{problem}; {file.name} of {listed.model} stands at {sink.offset} of {file.bytes} bytes", remedy=_KEPT
@@ -189,7 +204,7 @@ def told(model: str, revision: str | None) -> Generator[None]:
     """Turn what the hub's library raises into an error with a remedy.
 
     Raises:
-        FetchError: what may pass: no connection, a timeout, a server error.
+        FetchError: what may pass: no connection, a timeout, a server error, an answer that is not the hub's.
         ModelError: the hub's refusal.
     """
     from huggingface_hub.errors import (
@@ -229,6 +244,11 @@ def told(model: str, revision: str | None) -> Generator[None]:
         raise FetchError(
             f"the hub{_at()} cannot be reached, is silent or broke off: {_named(error)}",
             remedy=f"check this node's connection and HF_ENDPOINT, try again later, {_ELSEWHERE}",
+        ) from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:  # a login page of a network, for example
+        raise FetchError(
+            f"what answers{_at()} in the place of the hub is none: {_named(error)}",
+            remedy=f"check HF_ENDPOINT, proxies on the way, and whether this network wants a login, {_ELSEWHERE}",
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""One download of a model at a time on a machine, whoever of its processes wants it."""
+"""One download of a model at a time on a machine, whoever of its processes wants it; and what it brings."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import contextlib
 import fcntl
 import os
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -18,6 +18,39 @@ from muster.fetch.progress import Moved, Tell
 #: Between two looks at how far the other is; its end wakes us by itself.
 _LOOK_SECONDS: Final = 0.5
 _NOTE_BYTES: Final = 4096
+#: Behind the note: the hashes of the files that are brought from the hub.
+_CLAIMS_BYTES: Final = 2**20
+
+T = TypeVar("T")
+
+
+class Underway(msgspec.Struct, frozen=True, kw_only=True):
+    """A download that goes on: how many bytes have come, and what it brings from the hub; `None`: not decided yet."""
+
+    moved: int = 0
+    claims: frozenset[str] | None = None
+
+
+def underway(directory: Path, model: str) -> Underway | None:
+    """The download of the model whose lock is in `directory`; `None` where there is none. Waits for nobody.
+
+    Raises:
+        OSError: it cannot be looked at.
+    """
+    try:
+        descriptor = os.open(directory / _name(model), os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        note, claims = _decoded(descriptor, 0, _NOTE_BYTES, Moved), None
+        if (told := _decoded(descriptor, _NOTE_BYTES, _CLAIMS_BYTES, tuple[str, ...])) is not None:
+            claims = frozenset(told)
+        return Underway(moved=0 if note is None else note.done, claims=claims)
+    finally:
+        os.close(descriptor)
+    return None
 
 
 class DownloadLock:
@@ -27,10 +60,9 @@ class DownloadLock:
     """
 
     def __init__(self, directory: Path, model: str) -> None:
-        name = model.replace("/", "--").strip("-")[-200:]
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(directory / f"muster-{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._descriptor = os.open(directory / _name(model), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             kind = DiskFullError if error.errno == 28 else FetchError
             raise kind(
@@ -47,13 +79,24 @@ class DownloadLock:
         try:
             if not self._take(blocking=False):
                 self._wait(tell)
+            self._empty()  # who held it before may have been killed
             try:
                 yield self._noting(tell, who)
             finally:
-                with contextlib.suppress(OSError):
-                    os.ftruncate(self._descriptor, 0)
+                self._empty()
         finally:
             os.close(self._descriptor)
+
+    def claim(self, hashes: Iterable[str]) -> None:
+        """Say which files are brought from the hub now, whatever others do: they may wait for those. Lock held."""
+        text = msgspec.json.encode(sorted(hashes))
+        with contextlib.suppress(OSError):  # a full disk: the others then take it for undecided
+            os.pwrite(self._descriptor, text, _NOTE_BYTES)
+            os.ftruncate(self._descriptor, _NOTE_BYTES + len(text))
+
+    def _empty(self) -> None:
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._descriptor, 0)
 
     def _noting(self, tell: Tell, who: str) -> Tell:
         def note(moved: Moved) -> None:
@@ -88,6 +131,14 @@ class DownloadLock:
                 tell(seen)
 
     def _theirs(self) -> Moved | None:
-        with contextlib.suppress(OSError, msgspec.DecodeError):
-            return msgspec.json.decode(os.pread(self._descriptor, _NOTE_BYTES, 0).strip(), type=Moved)
-        return None
+        return _decoded(self._descriptor, 0, _NOTE_BYTES, Moved)
+
+
+def _name(model: str) -> str:
+    return f"muster-{model.replace('/', '--').strip('-')[-200:]}.lock"
+
+
+def _decoded(descriptor: int, offset: int, count: int, kind: type[T]) -> T | None:
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        return msgspec.json.decode(os.pread(descriptor, count, offset).strip(), type=kind)
+    return None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import re
+import select
 import socket
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +18,7 @@ from muster.errors import FetchError, ModelError
 from muster.fetch.choice import is_plain
 from muster.fetch.progress import Meter
 from muster.fetch.sinks import BLOCK_BYTES, Sink
-from muster.layout import ModelSource
+from muster.layout import ModelSource, Sharer
 from muster.peer_protocol import (
     MAXIMUM_BYTES,
     AnyPeerReply,
@@ -34,9 +36,14 @@ CONNECT_SECONDS: Final = 5.0
 SILENCE_SECONDS: Final = 20.0
 #: A node that has to read a file for its hash is given as long as a slow disk takes.
 _DIGEST_BYTES_PER_SECOND: Final = 50e6
+#: Meanwhile it is told so often that this is waited for: else the rank would count as stuck.
+_WAIT_SECONDS: Final = 1.0
 #: Tries without a single byte more, after which a source is given up.
 _TRIES: Final = 3
 _HEX: Final = re.compile(r"[0-9a-f]*")
+
+#: Whom files are taken from.
+Giver = ModelSource | Sharer
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[AnyPeerReply] = msgspec.msgpack.Decoder(AnyPeerReply)
@@ -66,7 +73,7 @@ def copy(source: ModelSource, file: PeerFile, directory: Path, meter: Meter) -> 
             sink.restart()
         for _ in range(2):
             _stream(source, file, sink)
-            found, wanted = sink.digest(), file.xxh3 or _digest(source, file)
+            found, wanted = sink.digest(), file.xxh3 or _digest(source, file, meter)
             if found == wanted:
                 sink.keep()
                 return
@@ -94,9 +101,9 @@ def _stream(source: ModelSource, file: PeerFile, sink: Sink) -> None:
 
 
 def _receive(source: ModelSource, file: PeerFile, sink: Sink) -> None:
-    with _connection(source) as connection:
-        _send(connection, FetchFile(path=source.path, name=file.name, offset=sink.offset))
-        reply = _reply(connection, source)
+    with connected(source) as connection:
+        send(connection, FetchFile(path=source.path, name=file.name, offset=sink.offset))
+        reply = answer(connection, source)
         if not isinstance(reply, FileFollows) or reply.size != file.bytes or reply.bytes != file.bytes - sink.offset:
             raise FetchError(
                 f"{file.name} changed on node {source.node} while it was copied",
@@ -105,73 +112,102 @@ def _receive(source: ModelSource, file: PeerFile, sink: Sink) -> None:
         buffer = memoryview(bytearray(min(BLOCK_BYTES, reply.bytes)))
         while left := file.bytes - sink.offset:
             if not (count := connection.recv_into(buffer[:left])):
-                raise _broken(source, f"it cut the connection at byte {sink.offset} of {file.bytes} of {file.name}")
+                raise broken(source, f"it cut the connection at byte {sink.offset} of {file.bytes} of {file.name}")
             sink.write(buffer[:count])
 
 
-def _digest(source: ModelSource, file: PeerFile) -> str:
+def _digest(source: ModelSource, file: PeerFile, meter: Meter) -> str:
     seconds = SILENCE_SECONDS + file.bytes / _DIGEST_BYTES_PER_SECOND
-    for found in _files(source, ListFiles(path=source.path, digests=(file.name,)), seconds).files:
+    request = ListFiles(path=source.path, digests=(file.name,))
+
+    def waits() -> None:
+        meter.wait(f"waits for node {source.node}, which reads {file.name} for its hash")
+
+    for found in _files(source, request, seconds, waits).files:
         if found.name == file.name and found.xxh3:
             return found.xxh3
-    raise _broken(source, f"it does not say what {file.name} must be")
+    raise broken(source, f"it does not say what {file.name} must be")
 
 
-def _files(source: ModelSource, request: ListFiles, seconds: float) -> Files:
-    with _connection(source) as connection:
+def _files(source: ModelSource, request: ListFiles, seconds: float, waits: Callable[[], None] | None = None) -> Files:
+    """What the node answers within so many seconds; `waits` is called each second until then."""
+    with connected(source) as connection:
         connection.settimeout(seconds)
-        _send(connection, request)
-        reply = _reply(connection, source)
+        send(connection, request)
+        if waits is not None:
+            _await(connection, seconds, waits)
+        reply = answer(connection, source)
     if not isinstance(reply, Files):
-        raise _broken(source, f"it answers {type(reply).__name__}")
+        raise broken(source, f"it answers {type(reply).__name__}")
     # Names become paths here: a node that is not what it seems must not choose where is written.
     for name in (*(file.name for file in reply.files), *reply.weights):
         if not is_plain(name):
-            raise _suspect(source, f"it lists {_quoted(name)}, which is no name of a file in the model's directory")
+            raise suspect(source, f"it lists {_quoted(name)}, which is no name of a file in the model's directory")
     for what, value in (("identity", reply.identity), ("revision", reply.revision)):
         if not _HEX.fullmatch(value):
-            raise _suspect(source, f"it gives {_quoted(value)} as the model's {what}")
+            raise suspect(source, f"it gives {_quoted(value)} as the model's {what}")
     if any(file.bytes < 0 for file in reply.files):
-        raise _suspect(source, "it lists a file of less than no bytes")
+        raise suspect(source, "it lists a file of less than no bytes")
     return reply
 
 
+def _await(connection: socket.socket, seconds: float, waits: Callable[[], None]) -> None:
+    until = time.monotonic() + seconds
+    poller = select.poll()
+    poller.register(connection, select.POLLIN)
+    while not poller.poll(_WAIT_SECONDS * 1000):
+        if time.monotonic() > until:
+            raise TimeoutError
+        waits()
+
+
 @contextlib.contextmanager
-def _connection(source: ModelSource) -> Generator[socket.socket]:
+def connected(source: Giver) -> Generator[socket.socket]:
+    """A connection to the node's peer port, closed on exit.
+
+    Raises:
+        FetchError: nobody is there, or what happens in the block finds it gone or silent.
+    """
     try:
         with socket.create_connection((source.host, source.port), timeout=CONNECT_SECONDS) as connection:
             connection.settimeout(SILENCE_SECONDS)
             yield connection
     except TimeoutError as error:
-        raise _broken(source, f"it sends nothing for {SILENCE_SECONDS:g} s") from error
+        raise broken(source, f"it sends nothing for {SILENCE_SECONDS:g} s") from error
     except OSError as error:
-        raise _broken(source, error.strerror or str(error)) from error
+        raise broken(source, error.strerror or str(error)) from error
 
 
-def _send(connection: socket.socket, request: AnyPeerRequest) -> None:
+def send(connection: socket.socket, request: AnyPeerRequest) -> None:
+    """Ask for something."""
     body = _encode(request)
     connection.sendall(len(body).to_bytes(4, "big") + body)
 
 
-def _reply(connection: socket.socket, source: ModelSource) -> AnyPeerReply:
+def answer(connection: socket.socket, source: Giver) -> AnyPeerReply:
+    """The answer to what was asked last.
+
+    Raises:
+        FetchError: the node refuses, or what it says is none.
+    """
     length = int.from_bytes(_exactly(connection, 4, source), "big")
     if length > MAXIMUM_BYTES:
-        raise _broken(source, f"it announces a message of {length} bytes")
+        raise broken(source, f"it announces a message of {length} bytes")
     try:
         reply = _decoder.decode(_exactly(connection, length, source))
     except msgspec.DecodeError as error:
-        raise _broken(source, f"its answer cannot be decoded: {error}") from error
+        raise broken(source, f"its answer cannot be decoded: {error}") from error
     if isinstance(reply, PeerRefused):
         raise FetchError(f"node {source.node} gives no files: {reply.failure.message}", remedy=reply.failure.remedy)
     return reply
 
 
-def _exactly(connection: socket.socket, count: int, source: ModelSource) -> bytes:
+def _exactly(connection: socket.socket, count: int, source: Giver) -> bytes:
     data = bytearray()
     while len(data) < count:
         piece = connection.recv(count - len(data))
         if not piece:
-            raise _broken(source, "it closed the connection")
+            raise broken(source, "it closed the connection")
         data += piece
     return bytes(data)
 
@@ -180,14 +216,16 @@ def _quoted(text: str) -> str:
     return ascii(text if len(text) <= 200 else f"{text[:200]}…")
 
 
-def _suspect(source: ModelSource, why: str) -> FetchError:
+def suspect(source: Giver, why: str) -> FetchError:
+    """What to raise where a node is not what it seems."""
     return FetchError(
         f"nothing is copied from node {source.node} at {source.host}:{source.port}: {why}",
         remedy=f"see what runs on node {source.node}, and what its worker's --models has in it",
     )
 
 
-def _broken(source: ModelSource, why: str) -> FetchError:
+def broken(source: Giver, why: str) -> FetchError:
+    """What to raise where a node does not give what it should."""
     return FetchError(
         f"the model cannot be copied from node {source.node} at {source.host}:{source.port}: {why}",
         remedy="see whether its worker runs and is reached: muster links; what came is kept and gone on with",

@@ -63,6 +63,10 @@ class Meter:
         self.moved += count
         self._say()
 
+    def wait(self, note: str) -> None:
+        """Nothing comes now, for this reason."""
+        self._tell(Moved(done=max(self._done, 0), total=self._total, note=note))
+
     def _say(self) -> None:
         now = time.monotonic()
         if now - self._told < _PAUSE_SECONDS and self._done < self._total:

@@ -86,8 +86,15 @@ class Sink:
         self._hash = self._new_hash()
 
     def keep(self) -> None:
-        """The file is whole: it gets its name."""
-        self.path.replace(self._file)
+        """The file is whole: it gets its name, which it must not carry after a power cut without its content.
+
+        Raises:
+            DiskFullError: there is no room any more.
+            FetchError: the file system refuses for another reason.
+        """
+        with full_disk(self._file.parent):
+            os.fsync(self._descriptor)
+            self.path.replace(self._file)
 
     def discard(self) -> None:
         """Nothing of it is of any use."""
@@ -103,6 +110,17 @@ class Sink:
             self._hash.update(buffer[:count])
             self.offset += count
             self._meter.have(count)
+
+
+def to_come(file: Path, count: int) -> int:
+    """Of a file of `count` bytes those that are not here yet, under its name or as a part."""
+    if file.exists():
+        return 0
+    part = file.with_name(file.name + PART_SUFFIX)
+    try:
+        return max(0, count - part.stat().st_size)
+    except OSError:
+        return count
 
 
 def require_space(directory: Path, count: int, what: str) -> None:

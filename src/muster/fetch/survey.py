@@ -8,13 +8,16 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from muster.errors import ModelError
 from muster.facts import HeldModel
 from muster.fetch.remote import remote_files
 from muster.model.files import INDEX_NAME, WEIGHTS_GLOB, inspect
-from muster.model.hub import absent, cache_directory, directory_of, is_commit, is_hub_id, snapshot
+from muster.model.hub import absent, cache_directory, directory_of, is_commit, snapshot
 from muster.model.needs import needs_of
 from muster.needs import ModelNeeds
+from muster.spec import is_hub_id
 
 #: A branch of the hub may move; a commit never does.
 _BRANCH_SECONDS: Final = 60.0
@@ -46,11 +49,14 @@ class Survey:
             return self._read(path, model)
         if not is_hub_id(model):
             return None
-        places = [snapshot(cache_directory(), model, revision)]
-        places += [Path(one.path) for one in held if one.model == model and revision in (None, one.revision)]
-        for place in places:
-            if place is not None and (found := self._read_whole(place, model)) is not None:
-                return found
+        snap = snapshot(cache_directory(), model, revision)
+        places = [(snap, snap.name)] if snap is not None else []
+        places += [(Path(one.path), one.revision) for one in held if one.model == model and one.is_at(revision)]
+        # A snapshot that no branch leads to says what the model needs, but not which commit is meant.
+        places += [(Path(one.path), "") for one in held if one.model == model and revision is None]
+        for place, commit in places:
+            if (found := self._read_whole(place, model)) is not None:
+                return msgspec.structs.replace(found, commit=commit)
         return None
 
     def hub(self, model: str, revision: str | None) -> ModelNeeds:
@@ -67,8 +73,8 @@ class Survey:
             known = self._hub.get(key)
         if known is not None and (is_commit(revision) or self._now() - known[0] < _BRANCH_SECONDS):
             return known[1]
-        files, _ = remote_files(model, revision)
-        needs = needs_of(files, model=model)
+        files, commit = remote_files(model, revision)
+        needs = msgspec.structs.replace(needs_of(files, model=model), commit=commit)
         with self._lock:
             _bound(self._hub)
             self._hub[key] = (self._now(), needs)

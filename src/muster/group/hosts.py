@@ -56,12 +56,9 @@ def resolve(hostfile: Hostfile, nodes: Iterable[NodeInfo], facts: Mapping[NodeId
     _check_deal(hostfile, found)
     # A ring over TCP has none; mlx.launch passes over them then.
     devices = hostfile.devices if hostfile.backend != "ring" else ()
-    backend: BackendWish = "auto"
+    backend: BackendWish = hostfile.backend or "auto"
     if hostfile.backend == "jaccl-ring":
-        # Without the devices to anybody else only a ring is left.
-        backend, devices = "jaccl", tuple(_neighbours_only(rank, row) for rank, row in enumerate(devices))
-    elif hostfile.backend:
-        backend = hostfile.backend
+        devices = tuple(_neighbours_only(rank, row) for rank, row in enumerate(devices))
     addresses = tuple(host.ips for host in hostfile.hosts)
     return Wish(
         nodes=found, backend=backend, addresses=addresses, devices=devices, environment=dict(hostfile.environment)
@@ -80,7 +77,7 @@ def hostfile_of(instance: Instance, nodes: Iterable[NodeInfo]) -> Hostfile:
         if rank.node not in infos:
             raise RequestError(f"node {rank.node} of rank {rank.rank} is not there", remedy="See: muster nodes")
     known = _Known(everyone, {})
-    devices = instance.layout.devices if instance.backend == "jaccl" else ()
+    devices = instance.layout.devices if _forms_jaccl(instance) else ()
     backend = _file_backend(instance, devices)
     hosts: list[Host] = []
     for rank, ips in zip(instance.ranks, _ips(instance, infos), strict=True):
@@ -184,8 +181,13 @@ def _neighbours_only(rank: int, row: Row) -> Row:
     return tuple(entry if other in kept else None for other, entry in enumerate(row))
 
 
+def _forms_jaccl(instance: Instance) -> bool:
+    """One rank forms no group, whatever was asked for, and has no devices to write."""
+    return instance.backend == "jaccl" and len(instance.ranks) > 1
+
+
 def _file_backend(instance: Instance, devices: Devices) -> FileBackend:
-    if instance.backend == "ring":
+    if not _forms_jaccl(instance):
         return "ring"
     missing = any(entry is None for i, row in enumerate(devices) for j, entry in enumerate(row) if i != j)
     return "jaccl-ring" if instance.layout.jaccl_ring or missing else "jaccl"

@@ -20,13 +20,15 @@ import msgspec
 class Entry(msgspec.Struct, frozen=True):
     """One kind of error: a pattern of its text, what it means, and what helps.
 
-    `lasting`: trying again cannot help before somebody does something to the machine.
+    `lasting`: trying again cannot help before somebody does something to the machine. `echo`: the reason is another
+    rank's more often than not, which ended or is late.
     """
 
     pattern: str
     cause: str
     remedy: str
     lasting: bool = False
+    echo: bool = False
     source: str = ""
 
 
@@ -204,17 +206,20 @@ REMEDIES: Final = (
         r"\[jaccl\].*(Recv|Send) failed with (errno=|error code )",
         "the connection between the ranks broke: a rank ended, or the cable lost its link",
         "look at that rank's log, and at the cable; where it comes again at once, reboot both nodes",
+        echo=True,
         source="3910, 4192",
     ),
     Entry(
         r"peer closed the side channel|connection to a peer was lost|[Rr]ecv failed|[Ss]end failed",
         "a neighbour's process ended, or a stranger had taken its place",
         "look at that rank's log",
+        echo=True,
     ),
     Entry(
         r"GPU Timeout",
         "the GPU waited too long for a message of another rank",
         "let the communication run on the CPU's stream (stream=mx.cpu)",
+        echo=True,
         source="3207",
     ),
     Entry(
@@ -226,9 +231,19 @@ REMEDIES: Final = (
 )
 
 
+#: By what a text is known to be MLX's, of a group.
+_MARK: Final = re.compile(r"\[(ring|jaccl|distributed)\]|connection to a peer was lost")
+
+
 def explain(text: str) -> Entry | None:
     """What is known of an error text; `None` where nothing is."""
     return next((one for one in REMEDIES if re.search(one.pattern, text, re.DOTALL)), None)
+
+
+def explain_later(text: str, *, ranks: int) -> Entry | None:
+    """`explain`, for a text of a rank that may be anybody's: only what MLX says of a group of `ranks` is looked up."""
+    waited = ranks > 1 and "GPU Timeout" in text
+    return explain(text) if waited or _MARK.search(text) else None
 
 
 def translate(text: str) -> tuple[str, str]:

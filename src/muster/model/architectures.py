@@ -1,8 +1,8 @@
 """What the installed mlx-lm can do with an architecture, read from its source: MLX is never imported.
 
 An architecture is a module `mlx_lm/models/<name>.py` with a class `Model`. It can be sharded by tensors if `Model` has
-a method `shard`, and run as a pipeline if `Model.model` is an object with a method `pipeline`; `muster.model.plan`
-asks the same of the built model, and a test compares both for every architecture.
+a method `shard` that knows its layers, and run as a pipeline if `Model.model` is an object with a method `pipeline`;
+`muster.model.plan` asks the same of the built model, and a test compares both for every architecture.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import msgspec
 from muster.errors import ModelError
 from muster.model.config import architecture_names
 from muster.model.mlx_source import Source, divided_names, parse
+from muster.model.windows import Windows, windows_of
 
 
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +26,8 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
 
     `divided` are the names of modules and arrays that its `shard` divides, such as `q_proj`, and `summed` those of
     them whose output is summed over the ranks, so that their bias stays whole. `even_pipeline`: its `pipeline` takes no
-    split. `rotating`: layers may keep a window only. `latent`: its latent attention caches the latent, not the heads.
+    split. `rotating`: layers may keep a window only, and `windows` tells which. `latent`: its latent attention caches
+    the latent, not the heads.
     `sees`: it keeps the vision tower of a checkpoint. `dequantises`: FP8 weights become bfloat16. `solo`: mlx-lm
     cannot batch it. `tied` is what `tie_word_embeddings` is where a config does not say; `None` where there is no
     such setting.
@@ -38,6 +40,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     divided: frozenset[str]
     summed: frozenset[str]
     rotating: bool
+    windows: Windows
     latent: bool
     sees: bool
     dequantises: bool
@@ -112,6 +115,8 @@ def _read(directory: Path, name: str) -> Architecture:
     if model is None:
         raise ModelError(f"mlx-lm's module {name} has no class Model", remedy="upgrade mlx-lm")
     shard = source.method(model, "shard")
+    if shard is not None and shard.module != name and _packs_itself(source, name):
+        shard = None
     stack = source.attribute(model, "model")
     pipeline = source.method(stack, "pipeline") if stack is not None else None
     divided, summed = divided_names(source.with_delegates(shard)) if shard is not None else (frozenset(), frozenset())
@@ -125,12 +130,18 @@ def _read(directory: Path, name: str) -> Architecture:
         divided=divided,
         summed=summed,
         rotating=bool(caches) and "RotatingKVCache(" in text,
+        windows=windows_of(source, name),
         latent="embed_q" in text,
         sees="self.vision_tower = " in text,
         dequantises="from_fp8(" in text and "weight_scale_inv" in text,
         solo=_ignores_lengths(source, text, source.lineage(model)) or _own_cache(source, model.module),
         tied=source.default_of(name, "tie_word_embeddings"),
     )
+
+
+def _packs_itself(source: Source, module: str) -> bool:
+    """Whether it has layers of its own for packed weights, which a `shard` that was written elsewhere does not know."""
+    return any("quantized_matmul(" in source.class_text(module, one) for one in source.classes(module))
 
 
 def _ignores_lengths(source: Source, text: str, lineage: tuple[str, ...]) -> bool:

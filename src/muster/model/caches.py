@@ -17,12 +17,16 @@ from muster.model.config import whole
 from muster.model.files import ModelFiles
 from muster.model.names import Tensor
 from muster.model.reading import MOST, shown
+from muster.model.windows import is_shared, window_tokens
 
 #: Projections whose rows are cached whole as they come out, keys and values of all heads.
 _KEYS: Final = "k_proj"
 _VALUES: Final = "v_proj"
 #: States are kept in float32 whatever the model's type. Source: `gated_delta_update`, `recurrent_gla` of mlx-lm.
 _STATE_BYTES: Final = 4
+#: Convolutions whose last inputs a layer keeps, and how many values of state beside them for each channel.
+#: Source: recurrent_gemma.py, gear.py of mlx-lm.
+_CONVOLUTIONS: Final = {"conv_1d": 1, "key_conv": 0, "value_conv": 0}
 
 
 class LayerCache(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,14 +88,17 @@ def _layer_cache(
         return _latent(files, text, architecture, tensors, rank, value_bytes)
     if (state := _state(text, tensors, value_bytes)) is not None:
         return LayerCache(state_bytes=state)
-    values = _rows(tensors, _KEYS) + _rows(tensors, _VALUES)
+    if is_shared(text, architecture.windows, number, files.layers):
+        return LayerCache()
+    values = _rows(tensors, _KEYS) + (_rows(tensors, _VALUES) or _rows(tensors, _KEYS))
     if values == 0 and files.heads and files.hidden_size:  # joined with the queries, in one of many ways
         values = 2 * (files.kv_heads or files.heads) * (files.head_size or files.hidden_size // files.heads)
     # Source: the default in iquestloopcoder.py of mlx-lm.
     loop = (whole(text, "loop_window_size") or 64) if architecture.name == "iquestloopcoder" else None
+    rotates = architecture.rotating and loop is None
     return LayerCache(
         token_bytes=values * value_bytes,
-        window=_window(text, architecture, number) if loop is None else 0,
+        window=window_tokens(text, architecture.name, architecture.windows, number) if rotates else 0,
         # A second pass over the layers, with a window of its own. Source: iquestloopcoder.py of mlx-lm.
         state_bytes=values * value_bytes * (loop or 0),
         whole_bytes=_rows(tensors, "index_k_proj") * value_bytes,
@@ -136,6 +143,8 @@ def _compressed(text: dict[str, Any], number: int, value_bytes: int) -> LayerCac
 
 def _state(text: dict[str, Any], tensors: list[Tensor], value_bytes: int) -> int | None:
     """Bytes of the state of a recurrent layer, `None` if the layer is no such one."""
+    if any(one.leaf in _CONVOLUTIONS for one in tensors):
+        return _convolved(tensors, value_bytes)
     if _count(tensors, "A_log") == 0 and _count(tensors, "g_norm") == 0 and _count(tensors, "dt_bias") == 0:
         return None
     linear = text.get("linear_attn_config")
@@ -157,6 +166,15 @@ def _state(text: dict[str, Any], tensors: list[Tensor], value_bytes: int) -> int
     return _mamba(text, tensors, value_bytes)
 
 
+def _convolved(tensors: list[Tensor], value_bytes: int) -> int:
+    """What a layer keeps that convolves instead of looking back: so many values for each channel."""
+    return value_bytes * sum(
+        one.info.shape[0] * (max(one.info.shape[1:], default=1) - 1 + _CONVOLUTIONS[one.leaf])
+        for one in tensors
+        if one.leaf in _CONVOLUTIONS and one.parameter == "weight" and one.info.shape
+    )
+
+
 def _mamba(text: dict[str, Any], tensors: list[Tensor], value_bytes: int) -> int:
     """A convolution's last inputs, and a state of so many values for each channel."""
     convolutions = [
@@ -166,23 +184,6 @@ def _mamba(text: dict[str, Any], tensors: list[Tensor], value_bytes: int) -> int
     kernel = max((max(shape[1:], default=1) for shape in convolutions), default=1)
     size = whole(text, "state_size", "ssm_state_size", "mamba_d_state", "d_state", "mamba_state_size") or 16
     return channels * ((kernel - 1) * value_bytes + size * _STATE_BYTES)
-
-
-def _window(text: dict[str, Any], architecture: Architecture, number: int) -> int:
-    """How many tokens the layer keeps; 0 for all of them."""
-    size = whole(text, "sliding_window", "sliding_window_size", "attention_window_size")
-    if not architecture.rotating or size is None:
-        return 0
-    kinds = text.get("layer_types")
-    if isinstance(kinds, list) and number < len(kinds):  # pyright: ignore[reportUnknownArgumentType]
-        return 0 if kinds[number] in ("full_attention", "attention") else size
-    pattern = whole(text, "sliding_window_pattern")
-    if pattern is not None:
-        return size if (number + 1) % pattern else 0
-    # Both begin with a window and take turns. Source: gpt_oss.py, step3p5.py of mlx-lm.
-    if architecture.name in ("gpt_oss", "step3p5"):
-        return size if number % 2 == 0 else 0
-    return 0
 
 
 def _rows(tensors: list[Tensor], leaf: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, cast
@@ -10,6 +11,8 @@ from muster.errors import ModelError
 from muster.model.reading import MOST, parse_json, read_small, shown
 
 _TYPE_CHARACTERS: Final = 200  #: of a model_type
+#: A class in a module that lies beside the file that names it.
+_CLASS: Final = re.compile(r"(\w{1,200})\.\w+")
 
 
 def architecture_names(config: dict[str, Any]) -> tuple[str, ...]:
@@ -63,6 +66,19 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ModelError(f"config.json of {path} holds no JSON object", remedy="download or copy the file again")
     return cast("dict[str, Any]", config)
+
+
+def tokenizer_code(path: Path) -> tuple[str, ...]:
+    """The Python files beside the tokenizer's in `path` that its settings want to run (auto_map); often none."""
+    try:
+        settings: Any = parse_json(read_small(path / "tokenizer_config.json"))
+        entries: Any = settings["auto_map"]["AutoTokenizer"]
+    except (OSError, ValueError, ModelError, KeyError, TypeError):
+        return ()
+    # One class, or two of which the second is the fast one; "OWNER/NAME--" before it would be another repository's.
+    named = (entries,) if isinstance(entries, str) else entries if isinstance(entries, list) else ()
+    found = (_CLASS.fullmatch(entry) for entry in cast("Sequence[object]", named) if isinstance(entry, str))
+    return tuple(dict.fromkeys(f"{match.group(1)}.py" for match in found if match is not None))
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:

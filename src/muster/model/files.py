@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 from collections.abc import Collection, Iterable, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,10 +15,10 @@ import msgspec
 from muster.errors import ModelError
 from muster.model.config import architecture_names, model_type_of, read_config, text_config, whole
 from muster.model.headers import TensorInfo, read_header_bytes, read_tensors
-from muster.model.hub import commit_of
+from muster.model.hub import ALLOW_PATTERNS, commit_of
 from muster.model.reading import is_text, open_regular, parse_json, read_small, shown, shown_name, too_long
 
-__all__ = ["ModelFiles", "TensorInfo", "fingerprint", "inspect", "sample", "weight_files"]
+__all__ = ["ModelFiles", "TensorInfo", "code_fingerprint", "fingerprint", "inspect", "sample", "weight_files"]
 
 #: The only weights that mlx-lm reads. Source: the glob in mlx_lm.utils.load_model.
 WEIGHTS_GLOB: Final = "model*.safetensors"
@@ -28,7 +29,8 @@ COPY_NOTE: Final = ".muster-copy"
 #: At least one of these must exist, else the tokenizer encodes every prompt to nothing.
 TOKENIZER_GLOBS: Final = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "*.tiktoken", "vocab.*")
 
-#: Every small file that changes what a rank computes; all of their bytes enter the fingerprint.
+#: Every small file that changes what a rank computes; all of their bytes enter the fingerprint, where the file is one
+#: that nodes give to each other: a copy has no others.
 _FINGERPRINT_GLOBS: Final = (
     "config.json",
     "generation_config.json",
@@ -286,6 +288,22 @@ def fingerprint(path: Path) -> str:
     return sample(path)
 
 
+def code_fingerprint(path: Path) -> str:
+    """SHA-256, in hex, over the Python files in `path`, which may run with the tokenizer.
+
+    Empty for a snapshot of the hub, whose commit stands for them, and where there are none.
+
+    Raises:
+        ModelError: a file cannot be read.
+    """
+    found = sorted(path.glob("*.py")) if commit_of(path) is None else []
+    digest = hashlib.sha256()
+    for file in found:
+        _feed(digest, os.fsencode(file.name))
+        _feed_file(digest, file)
+    return digest.hexdigest() if found else ""
+
+
 def sample(path: Path, weights: Collection[str] | None = None) -> str:
     """SHA-256, in hex, over the model's files in `path`, of the weights only those named where some are.
 
@@ -300,6 +318,7 @@ def sample(path: Path, weights: Collection[str] | None = None) -> str:
     """
     digest = hashlib.sha256()
     small = {file for pattern in _FINGERPRINT_GLOBS for file in path.glob(pattern) if file.is_file()}
+    small = {file for file in small if any(fnmatchcase(file.name, pattern) for pattern in ALLOW_PATTERNS)}
     try:
         for file in sorted(small):
             _feed(digest, os.fsencode(file.name))

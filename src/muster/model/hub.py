@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import re
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
 from muster.errors import ModelError
+from muster.facts import DEFAULT_REVISION
 from muster.model.reading import is_text, read_small, shown
 
 #: What mlx-lm itself fetches of a repository, without "*.py": no code of a model ever runs here.
@@ -25,19 +27,10 @@ ALLOW_PATTERNS: Final = (
     "*.jsonl",
     "*.jinja",
 )
-#: The branch that is meant where no revision is named.
-DEFAULT_REVISION: Final = "main"
-
-#: One slash, and no first character that a path would have.
-_HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _REF_BYTES: Final = 1024  #: of the file that says which commit a branch is
+_MOST_REFS: Final = 100  #: that are looked at
 _REPOSITORY: Final = re.compile(r"models--(.+)")
-
-
-def is_hub_id(model: str) -> bool:
-    """Whether `model` has the form of a hub id, and not of a path."""
-    return _HUB_ID.fullmatch(model) is not None
 
 
 def is_commit(revision: str | None) -> bool:
@@ -88,7 +81,7 @@ def absent(model: str) -> ModelError:
 
 
 def cache_directory() -> Path:
-    """Where the hub's library keeps its snapshots, as its own variables say."""
+    """Where the hub's library keeps its snapshots, as its own variables say: `CACHE_VARIABLES` of `muster.spec`."""
     home = os.environ.get("HF_HOME") or str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"))
     chosen = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or str(Path(home, "hub"))
     return Path(os.path.expandvars(chosen)).expanduser()
@@ -103,6 +96,11 @@ def is_offline() -> bool:
 def repository_directory(root: Path, model: str) -> Path:
     """Where the cache in `root` keeps the hub id `model`."""
     return root / f"models--{model.replace('/', '--')}"
+
+
+def blob_path(root: Path, model: str, digest: str) -> Path:
+    """Where the cache in `root` keeps the content with this hash, of the hub id `model`."""
+    return repository_directory(root, model) / "blobs" / digest
 
 
 def snapshot(root: Path, model: str, revision: str | None) -> Path | None:
@@ -121,6 +119,24 @@ def snapshot(root: Path, model: str, revision: str | None) -> Path | None:
         return path if path.is_dir() else None
     except OSError:  # a name that is too long
         return None
+
+
+def names_of(repository: Path) -> dict[str, tuple[str, ...]]:
+    """By commit the branches and tags that lead to it in one model's directory of a cache; by name, some hundred."""
+    found: dict[str, list[str]] = {}
+    try:
+        refs = [path for path in islice((repository / "refs").rglob("*"), _MOST_REFS) if path.is_file()]
+    except OSError:
+        return {}
+    for path in sorted(refs):
+        try:
+            commit = read_small(path, _REF_BYTES).decode().strip()
+        except (OSError, ValueError, ModelError):
+            continue
+        name = path.relative_to(repository / "refs").as_posix()
+        if is_commit(commit) and is_text(name):
+            found.setdefault(commit, []).append(name)
+    return {commit: tuple(names) for commit, names in found.items()}
 
 
 def commit_of(path: Path) -> tuple[str, str] | None:

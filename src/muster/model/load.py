@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_map
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import _get_classes, load_model, load_tokenizer, maybe_set_recommended_wired_limit
 
 from muster.errors import ModelError, ShardingError
-from muster.model.config import text_config, whole
+from muster.model.config import text_config, tokenizer_code, whole
 from muster.model.files import weight_files
 from muster.model.plan import ShardPlan
 
@@ -222,6 +222,8 @@ def _shard_tensor(model: Any, plan: ShardPlan, group: mx.distributed.Group | Non
             f"mlx-lm refuses to shard the model over {plan.world_size} ranks: {_said(error)}",
             remedy="use fewer ranks or --sharding pipeline",
         ) from error
+    # A slice that is a view would keep what it was cut from in memory: DeepSeek's latent projections are such.
+    model.update(tree_map(mx.contiguous, model.parameters()))
     after = _sizes(model)
     uneven = [
         f"{name} is {before[name]} whole and {size} on a rank"
@@ -276,10 +278,11 @@ def _load_tokenizer(path: Path, config: dict[str, Any], trust_remote_code: bool)
         tokenizer = load_tokenizer(path, options, eos_token_ids=config.get("eos_token_id"))
         words = len(tokenizer.get_vocab())
     except _LOAD_ERRORS as error:
-        raise ModelError(
-            f"the tokenizer in {path} cannot be loaded: {_said(error)}",
-            remedy="download or copy the tokenizer's files again",
-        ) from error
+        own = ", ".join(tokenizer_code(path))
+        remedy = "download or copy the tokenizer's files again"
+        if own and not trust_remote_code:
+            remedy = f"it has code of its own, {own}: read it, and where you trust it create with --trust-remote-code"
+        raise ModelError(f"the tokenizer in {path} cannot be loaded: {_said(error)}", remedy=remedy) from error
     if words <= 1:
         raise ModelError(
             f"the tokenizer in {path} has a vocabulary of {words}", remedy="copy tokenizer.json beside config.json"

@@ -157,11 +157,25 @@ class Source:
 
     def default_of(self, module: str, field: str) -> bool | None:
         """The default of a boolean field of the module's argument classes; `None` where there is no such field."""
+        found = self._field(module, field)
+        return None if found is None else isinstance(found, ast.Constant) and found.value is True
+
+    def whole_default_of(self, module: str, field: str) -> int | None:
+        """The default of such a field if it is a whole number; `None` where there is none."""
+        found = self._field(module, field)
+        return found.value if isinstance(found, ast.Constant) and type(found.value) is int else None
+
+    def has_field(self, module: str, field: str) -> bool:
+        """Whether the module's argument classes have such a field."""
+        return self._field(module, field) is not None
+
+    def _field(self, module: str, field: str) -> ast.expr | None:
+        """The default of a field of an argument class; an ellipsis where it has none."""
         for name in self.family(module):
             for statement in self._tree(name).body:
                 for entry in statement.body if isinstance(statement, ast.ClassDef) else ():
                     if isinstance(entry, ast.AnnAssign) and _path(entry.target) == [field]:
-                        return isinstance(entry.value, ast.Constant) and entry.value.value is True
+                        return entry.value if entry.value is not None else ast.Constant(...)
         return None
 
     def _tree(self, module: str) -> ast.Module:

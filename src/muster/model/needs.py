@@ -17,7 +17,7 @@ import msgspec
 
 from muster.errors import ModelError
 from muster.model.architectures import Architecture, architecture_of
-from muster.model.caches import layer_caches
+from muster.model.caches import LayerCache, layer_caches
 from muster.model.config import whole
 from muster.model.files import ModelFiles
 from muster.model.headers import DTYPE_BITS, TensorInfo
@@ -102,7 +102,8 @@ def needs_of(files: ModelFiles, *, model: str = "") -> ModelNeeds:
     parameters = _parameters(files, tensors, group)
     weights_bytes = sum(layer.weights_bytes for layer in layers) + outside.whole
     token_bytes = _token_values(files) * value_bytes
-    score_bytes = _score_values(files, architecture) * value_bytes
+    plain_score_bytes = _score_copies(architecture, tensors) * (files.heads or 0) * value_bytes
+    score_bytes = 0 if _is_fused(files, architecture) else plain_score_bytes
     _check_sums(
         files,
         (
@@ -112,7 +113,7 @@ def needs_of(files: ModelFiles, *, model: str = "") -> ModelNeeds:
             ("tokens in a window", max((one.window for one in caches), default=0), MOST),
             ("bytes of state for a sequence", sum(one.state_bytes for one in caches), _MOST_STATE),
             ("bytes for a token while computing", token_bytes, _MOST_TOKEN),
-            ("bytes of scores for a token", score_bytes, _MOST_TOKEN),
+            ("bytes of scores for a token", plain_score_bytes, _MOST_TOKEN),
             *((shared.name, shared.size, MOST) for shared in sizes),
         ),
     )
@@ -143,6 +144,8 @@ def needs_of(files: ModelFiles, *, model: str = "") -> ModelNeeds:
         group_size=group,
         token_bytes=token_bytes,
         score_bytes=score_bytes,
+        plain_score_bytes=plain_score_bytes,
+        plain_token_bytes=_step_bytes(files, caches),
         solo=architecture.solo,
         fingerprint=_fingerprint(files),
     )
@@ -230,13 +233,26 @@ def _token_values(files: ModelFiles) -> int:
     return _HIDDEN_COPIES * hidden + max(attention, dense, routed)
 
 
-def _score_values(files: ModelFiles, architecture: Architecture) -> int:
-    """Scores per token and token looked back at, where they are kept; in latent attention they always are."""
+def _step_bytes(files: ModelFiles, caches: Iterable[LayerCache]) -> int:
+    """What a token takes in a layer of the delta rule where no kernel goes from token to token: a state each."""
+    if not {"linear_attn_config", "linear_num_value_heads"} & files.text_config.keys():
+        return 0
+    return min(max((one.state_bytes for one in caches if not one.token_bytes), default=0), _MOST_TOKEN)
+
+
+def _score_copies(architecture: Architecture, tensors: Iterable[Tensor]) -> int:
+    """How often scores exist at once where attention is not fused (measured: `muster bench memory`, mlx 0.32.4)."""
+    if architecture.latent:  # those of the latent, and those of the positions
+        return 2
+    # Beside those that sinks are appended to there is what came out, and what it became without them.
+    return 3 if any(tensor.leaf == "sinks" for tensor in tensors) else 1
+
+
+def _is_fused(files: ModelFiles, architecture: Architecture) -> bool:
+    """Whether a GPU keeps no scores of each token with each one looked back at; in latent attention it always does."""
     heads = files.heads or 0
-    if architecture.latent:
-        return 2 * heads
     head_size = files.head_size or ((files.hidden_size or 0) // heads if heads else 0)
-    return 0 if head_size in _FUSED_HEAD_SIZES else 2 * heads
+    return not architecture.latent and head_size in _FUSED_HEAD_SIZES
 
 
 def _fingerprint(files: ModelFiles) -> str:

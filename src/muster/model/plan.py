@@ -187,13 +187,19 @@ def supports(files: ModelFiles) -> Supports:
         ) from error
     pipeline = hasattr(model, "model") and hasattr(model.model, "pipeline")
     try:
-        vocabulary = hasattr(model, "shard") and _splits_head(model)
+        changed = _shard_for_one(model) if hasattr(model, "shard") else None
     except _MODEL_ERRORS:  # a config that the architecture's own sharding cannot take, even for one rank
+        changed = None
+    # MLX would put a plain layer in the place of an architecture's own, whose tokens were others without an error.
+    if changed is None or any(before.__module__.startswith("mlx_lm.models.") for before, _ in changed.values()):
         return Supports(tensor=False, pipeline=pipeline)
-    return Supports(tensor=hasattr(model, "shard"), pipeline=pipeline, vocabulary=vocabulary)
+    heads = [after for name, (_, after) in changed.items() if name.rsplit(".", 1)[-1] == "lm_head"]
+    return Supports(tensor=True, pipeline=pipeline, vocabulary=any("AllToSharded" in head.__name__ for head in heads))
 
 
-def _splits_head(model: Any) -> bool:
+def _shard_for_one(model: Any) -> dict[str, tuple[type, type]]:
+    """Shard `model` for one rank; answers the modules that became others: their classes before and after, by name."""
+    before = {name: type(module) for name, module in model.named_modules()}
     model.shard(_OnlyRank())
-    heads = [module for name, module in model.named_modules() if name.rsplit(".", 1)[-1] == "lm_head"]
-    return any("AllToSharded" in type(head).__name__ for head in heads)
+    after = {name: type(module) for name, module in model.named_modules()}
+    return {name: (kind, after[name]) for name, kind in before.items() if after.get(name, kind) is not kind}

@@ -26,6 +26,9 @@ class _Stack:
 
     def __init__(self, model: Any) -> None:
         self._model = model
+        inner: Any = model.model
+        # Beside a vision tower the language model is one further in. Source: muse_spark.py of mlx-lm.
+        self._stack: Any = inner if callable(inner) else inner.language_model
         self.layers = model.layers
 
     def make_cache(self) -> list[Any]:
@@ -33,7 +36,7 @@ class _Stack:
         return make_prompt_cache(self._model)
 
     def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
-        return self._model.model(inputs, cache=cache)[..., :1]
+        return self._stack(inputs, cache=cache)[..., :1]
 
 
 def _head_is_shared(model: Any) -> bool:

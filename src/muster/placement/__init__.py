@@ -1,7 +1,6 @@
 """Where to put an instance: pure decisions from the state, from what nodes tell, and from what a model needs."""
 
 from muster.placement.deciding import alternatives, decide, error_of, place
-from muster.placement.refusing import size
 from muster.placement.rooms import cluster_of, why_not
 from muster.placement.ways import rank_memory_bytes
 from muster.placement.words import (
@@ -11,8 +10,9 @@ from muster.placement.words import (
     Cluster,
     Placement,
     Refusal,
-    Shortfall,
+    size,
 )
+from muster.spec import Shortfall
 
 __all__ = [
     "MODEL_RANK_BYTES",

@@ -12,11 +12,12 @@ from muster.placement.words import Placement, Refusal
 from muster.spec import Failure
 from muster.state import Instance, State
 
+_NOTHING = Known()
 #: A number with its unit, in a message.
 _NUMBER = re.compile(r"\d+(\.\d+)?( [MG]iB)?")
 
 
-def place_again(instance: Instance, state: State, known: Known) -> Placement | Refusal:
+def place_again(instance: Instance, state: State, known: Known = _NOTHING) -> Placement | Refusal:
     """With as many ranks as before; where there is no room for those, and nobody asked for them, with others."""
     spec = msgspec.structs.replace(instance.spec, auto_ranks=False)
     found = decide(spec, state, known, instance.needs, advise=False)

@@ -10,6 +10,7 @@ from typing import Final, Protocol
 import msgspec
 
 from muster.links import Link
+from muster.placement.cabling import APART, best_joined, joined, pockets
 from muster.placement.costs import StageCosts, with_headroom
 from muster.placement.rings import EXACT_NODES, UNKNOWN, Worth, best_ring, judge, ring_subsets, worth
 from muster.placement.split import fits, speed_classes, split_layers
@@ -74,7 +75,7 @@ class Stages:
         self.wanted = costs.layers
         self.least_bytes = costs.least_bytes
         self.costs = costs
-        self._fixed = fixed
+        self.fixed = fixed
 
     def units(self, free_bytes: int) -> int:
         """Layers."""
@@ -87,8 +88,8 @@ class Stages:
 
     def split(self, free_bytes: Sequence[int], speeds: Sequence[float]) -> tuple[int, ...] | None:
         """By memory and speed, or as it was asked for."""
-        if self._fixed:
-            return self._fixed if fits(self.costs, self._fixed, free_bytes) else None
+        if self.fixed:
+            return self.fixed if fits(self.costs, self.fixed, free_bytes) else None
         return split_layers(self.costs, free_bytes, speeds)
 
 
@@ -268,13 +269,15 @@ class Chooser:
 
     def _best(self, sets: dict[int, list[int]], usable: list[int], size: int) -> int | None:
         """Of these sets, the one with the best backend, then link, speed and models; `None` where none has a ring."""
-        left = self._best_wired(set(sets), usable, size)
+        left = set(sets)
         if len(usable) == 1 or size == 1:
             return min(left, key=lambda bits: self._key(sets[bits]))
         table = [[None if a == b else self.worth(a, b) for b in usable] for a in usable]
         levels = sorted({link for row in table for link in row if link is not None})
         number = {link: position for position, link in enumerate(levels)}
         level = [[len(levels) if link is None else number[link] for link in row] for row in table]
+        if self.wired:
+            left = best_joined(left & ring_subsets(level, len(levels) - 1, size), usable, size, self.wired)
         best = _lowest(len(levels), lambda most: bool(left & ring_subsets(level, most, size)))
         if best == len(levels):
             return None
@@ -286,21 +289,6 @@ class Chooser:
             last = _lowest(similar, lambda most: bool(left & ring_subsets(level, most, size)))
             left &= ring_subsets(level, last, size)
         return min(left, key=lambda bits: self._key(sets[bits]))
-
-    def _best_wired(self, left: set[int], usable: list[int], size: int) -> set[int]:
-        """Those of the sets that JACCL can join, in a mesh or else in a ring; all where there are none."""
-        if not self.wired or size < 2:
-            return left
-        level = [[0 if (min(a, b), max(a, b)) in self.wired else 1 for b in usable] for a in usable]
-        meshed = {
-            bits
-            for bits in left
-            if all(
-                level[a][b] == 0
-                for a, b in combinations([position for position in range(len(usable)) if bits >> position & 1], 2)
-            )
-        }
-        return meshed or (left & ring_subsets(level, 0, size)) or left
 
     def _key(self, nodes: Sequence[int]) -> tuple[tuple[float, float], int, int, tuple[int, ...]]:
         """Slow, then without the model, then with little memory, then late in the order: the lower the better."""
@@ -317,6 +305,8 @@ class Chooser:
         allowed = set(usable)
         if demand.ranks == len(usable):
             return self._ordered(usable, dict.fromkeys(usable, 1), demand)
+        if self.wired and (cabled := self._pocketed(ranked, demand)) is not None:
+            return cabled
         tried: list[tuple[Worth, int, int, Arrangement]] = []
         for position, seed in enumerate(self._seeds(ranked, allowed)):
             nodes = self._around(seed, ranked, allowed, demand)
@@ -332,6 +322,20 @@ class Chooser:
         if not self._holds(biggest, demand):
             return None
         return self._ordered(sorted(biggest), dict.fromkeys(biggest, 1), demand)
+
+    def _pocketed(self, ranked: list[int], demand: Demand) -> Arrangement | None:
+        """The best nodes that JACCL can join, in a mesh or else in a ring; `None` where there are none."""
+        found: list[tuple[int, tuple[object, ...], Arrangement]] = []
+        for nodes in pockets(ranked, self.wired, demand.ranks):
+            if demand.ranks <= EXACT_NODES:
+                arranged = self._few(nodes, demand)
+            else:
+                fits_in = self._holds(nodes, demand)
+                arranged = self._ordered(nodes, dict.fromkeys(nodes, 1), demand) if fits_in else None
+            how = APART if arranged is None else joined(arranged.order, self.wired)
+            if arranged is not None and how != APART:
+                found.append((how, self._key(sorted(arranged.order)), arranged))
+        return min(found, key=lambda one: one[:2])[2] if found else None
 
     def _seeds(self, ranked: list[int], allowed: set[int]) -> list[int]:
         """The best nodes, and those with the best link of all that were looked at."""

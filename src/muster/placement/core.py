@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from muster.needs import ModelNeeds
+from muster.facts import without_gpu
+from muster.needs import ModelNeeds, on_cpu
 from muster.placement.backends import Backed, able, choose_backend, forms_group, wired
 from muster.placement.choose import Arrangement, Chooser
+from muster.placement.disks import with_room
 from muster.placement.layouts import lay_out
 from muster.placement.refusing import no_room, unfit
 from muster.placement.rings import ring_links
@@ -29,11 +31,14 @@ def place(
 
     Of the numbers of ranks that the wish allows the smallest is taken that fits; of the nodes first those with the
     best backend and links, then the fastest, then those that hold the model. Memory is counted for each rank, with
-    headroom. `weights_bytes` is all that is known of a model that `model` says nothing of.
+    headroom, and as on a CPU where one of the nodes has nothing else. `weights_bytes` is all that is known of a model
+    that `model` says nothing of.
     """
     fault = fault_of(wish, model)
     if fault is not None:
         return fault
+    if model is not None and any(without_gpu(candidate.facts) for candidate in cluster.nodes):
+        model = on_cpu(model)
     ways = Ways(model, wish, weights_bytes)
     formers = able(cluster, wish)
     refused: Refusal | None = None
@@ -55,7 +60,7 @@ def place(
     if refused is not None:
         return refused
     chooser = choosers[max(choosers)]
-    return no_room(chooser, ways) if ways.stages is None else unfit(chooser, ways)
+    return no_room(chooser, next(ways.of(wish.ranks))) if ways.stages is None else unfit(chooser, ways)
 
 
 def _sizes(cluster: Cluster, wish: InstanceSpec) -> range:
@@ -73,11 +78,19 @@ def _may_share(cluster: Cluster, ranks: int, *, known: bool) -> bool:
 def _better(chooser: Chooser, ways: Ways, ranks: int) -> list[Way]:
     """The ways for so many ranks that may have room, the better first: over slow links a pipeline comes first."""
     possible = [way for way in ways.of(ranks) if _may_fit(chooser, way, ways.wish)]
-    if len(possible) == 2 and ways.wish.backend != "jaccl":
+    if len(possible) == 2 and ways.wish.backend in ("auto", "ring"):
         found = chooser.arrange(possible[0].demand, spread=False)
-        if found is not None and _is_slow(chooser, found):
+        if found is not None and _is_slow(chooser, found) and not _by_jaccl(chooser, ways, possible[0], found):
             possible.reverse()
     return possible
+
+
+def _by_jaccl(chooser: Chooser, ways: Ways, way: Way, found: Arrangement) -> bool:
+    """Whether these ranks do not use the links that were measured: their group goes over RDMA."""
+    if not chooser.wired and not ways.wish.devices:
+        return False
+    backed = choose_backend(chooser, found, way.demand, ways.wish)
+    return isinstance(backed, Backed) and backed.backend == "jaccl"
 
 
 def _may_fit(chooser: Chooser, way: Way, wish: InstanceSpec) -> bool:
@@ -104,6 +117,10 @@ def _placed(chooser: Chooser, ways: Ways, way: Way, *, spread: bool) -> Placemen
     found = chooser.arrange(way.demand, spread=spread)
     if found is None:
         return None
+    if not chooser.cluster.named and (roomy := with_room(chooser.cluster, ways, way, found)) is not None:
+        other = Chooser(roomy, chooser.links, wired(roomy, ways.wish))
+        if (again := other.arrange(way.demand, spread=spread)) is not None:
+            chooser, found = other, again
     backed = choose_backend(chooser, found, way.demand, ways.wish)
     if isinstance(backed, Refusal):
         return backed

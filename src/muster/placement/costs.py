@@ -51,7 +51,10 @@ class StageCosts:
         kept = 1 if needs.solo else workload.max_batch
         self._needs = needs
         self._weights = _sums([layer.weights_bytes for layer in needs.layers])
-        self._cache = _sums([layer_cache(layer, context, sequences) for layer in needs.layers])
+        chunk = workload.prefill_chunk_tokens
+        self._cache = _sums(
+            [layer_cache(layer, context, sequences, prefill_chunk_tokens=chunk) for layer in needs.layers]
+        )
         self._prompts = _sums([layer_cache(layer, context, kept) for layer in needs.layers])
         self._most_prompts = workload.prompt_cache_bytes
         self._outside = {
@@ -66,7 +69,7 @@ class StageCosts:
                 2,
                 leads=leads,
                 sequences=sequences,
-                prefill_chunk_tokens=workload.prefill_chunk_tokens,
+                prefill_chunk_tokens=chunk,
                 context_tokens=context,
             )
             for leads in (False, True)

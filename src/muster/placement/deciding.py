@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import msgspec
 
@@ -10,13 +11,18 @@ from muster.errors import PlacementError, ShardingError
 from muster.known import Known
 from muster.needs import ModelNeeds
 from muster.placement import core
+from muster.placement.backends import forms_group, without_backend
 from muster.placement.nearest import nearest
+from muster.placement.openings import USE_RING, closed, openings
 from muster.placement.rooms import cluster_of
-from muster.placement.words import Placement, Refusal
+from muster.placement.wishes import fault_of
+from muster.placement.words import Cluster, Placement, Refusal, told
 from muster.spec import InstanceSpec, ModelWorkload
 from muster.state import State
 
 _NOTHING = Known()
+#: So many nodes that cannot be chosen from are told of in a message.
+_TOLD: Final = 8
 
 
 def decide(
@@ -33,16 +39,55 @@ def decide(
     What is not known counts for nothing: without `needs`, every rank takes `spec.memory_bytes`, or an estimate from
     `weights_bytes` where there are any. With `advise`, a refusal has the nearest thing that fits.
     """
+
+    def fits(wish: InstanceSpec, then: State) -> bool:
+        other = decide(wish, then, known, needs, weights_bytes=weights_bytes, advise=False)
+        return isinstance(other, Placement)
+
     try:
-        cluster, links = cluster_of(spec, state, known)
+        cluster, links = cluster_of(spec, state, known, commit=needs.commit if needs is not None else "")
     except PlacementError as error:
-        return Refusal(message=error.message, remedies=(error.remedy,))
+        short = closed(spec, state)
+        other = tuple(openings(spec, state, short, fits)) if advise else ()
+        remedies = other if short and other else (error.remedy, *other)
+        if advise and short and not other and any(node.lost is None for node in state.nodes.values()):
+            remedies = ("start another worker: with these nodes alone it would not fit",)
+        return Refusal(message=error.message, remedies=remedies, shortfalls=short)
     found = core.place(cluster, links, needs, spec, weights_bytes=weights_bytes)
-    if isinstance(found, Placement) or found.remedies:
+    if isinstance(found, Placement) or found.kind != "placement-refused" or fault_of(spec, needs) is not None:
         return found
-    remedies = nearest(cluster, links, needs, spec) if advise and needs is not None else ()
+    found = _whole(found, cluster, spec, state)
+    if not advise:
+        return msgspec.structs.replace(found, remedies=found.remedies or _whatever(spec))
+    # What keeps the backend that was asked for comes first.
+    keeping = found.remedies[: found.remedies.index(USE_RING)] if USE_RING in found.remedies else ()
+    remedies = [*keeping, *openings(spec, state, found.shortfalls, fits)]
+    if needs is not None:
+        remedies += nearest(cluster, links, needs, spec)
+        if spec.nodes and not remedies and not spec.addresses:
+            anywhere = msgspec.structs.replace(spec, nodes=())
+            wider, all_links = cluster_of(anywhere, state, known, commit=needs.commit)
+            remedies += [f"leave --nodes out, and {one}" for one in nearest(wider, all_links, needs, anywhere)]
+    remedies += [one for one in found.remedies if one != USE_RING or USE_RING in remedies]
+    return msgspec.structs.replace(found, remedies=tuple(dict.fromkeys(remedies)) or _whatever(spec))
+
+
+def _whatever(spec: InstanceSpec) -> tuple[str, ...]:
+    """What makes room, where nothing is known to be enough."""
+    if spec.nodes:
+        return "delete an instance there (muster ps)", "name others with --nodes"
+    return "delete an instance (muster ps)", "start workers on more nodes"
+
+
+def _whole(found: Refusal, cluster: Cluster, spec: InstanceSpec, state: State) -> Refusal:
+    """The refusal with the nodes that could not be chosen from: by their MLX, or because they take no instances."""
+    told_of = {one.node for one in found.shortfalls}
+    lacking = without_backend(cluster, spec) if forms_group(spec, 2 if spec.auto_ranks else spec.ranks) else ()
+    more = [one for one in (*lacking, *closed(spec, state)) if one.node not in told_of]
+    if not more:
+        return found
     return msgspec.structs.replace(
-        found, remedies=remedies or ("start workers on more nodes, or delete an instance (muster ps)",)
+        found, message=f"{found.message}; {told(more, _TOLD)}", shortfalls=(*found.shortfalls, *more)
     )
 
 
@@ -79,6 +124,8 @@ def alternatives(
     seen: set[tuple[object, ...]] = set()
     for wish in _near(spec, len(state.nodes), needs):
         found = decide(wish, state, known, needs, weights_bytes=weights_bytes, advise=False)
+        if isinstance(found, Refusal) and wish.backend == "jaccl-ring" and spec.backend == "auto":
+            continue  # the refusal of jaccl says as much
         key: tuple[object, ...] = (found.message,) if isinstance(found, Refusal) else _what(found)
         if key not in seen:
             seen.add(key)
@@ -108,5 +155,5 @@ def _near(spec: InstanceSpec, nodes: int, needs: ModelNeeds | None) -> Iterator[
             ]
         yield from wishes
         if size > 1 and spec.backend == "auto":
-            yield msgspec.structs.replace(sized, backend="jaccl")
-            yield msgspec.structs.replace(sized, backend="ring")
+            for backend in ("jaccl", "jaccl-ring", "ring"):
+                yield msgspec.structs.replace(sized, backend=backend)

@@ -7,10 +7,10 @@ from typing import Final
 
 import msgspec
 
-from muster.links import Link
 from muster.needs import LayerNeeds, ModelNeeds
 from muster.placement.core import place
 from muster.placement.costs import context_of
+from muster.placement.lacking import Everywhere
 from muster.placement.words import Candidate, Cluster, Links, Placement
 from muster.spec import InstanceSpec, ModelWorkload, NodeId
 
@@ -44,7 +44,7 @@ def _smaller(
     cluster: Cluster, links: Links, model: ModelNeeds, wish: InstanceSpec, workload: ModelWorkload
 ) -> Iterator[str]:
     context = context_of(workload, model)
-    shorter = 1 << (context - 1).bit_length() - 1
+    shorter = 1 << max(context - 1, 1).bit_length() - 1
     while shorter >= _SHORTEST_CONTEXT:
         changed = msgspec.structs.replace(workload, context_tokens=shorter)
         if _fits(cluster, links, model, msgspec.structs.replace(wish, workload=changed)):
@@ -95,6 +95,10 @@ def _otherwise(
         changed = msgspec.structs.replace(workload, sharding="auto")
         if found := _fits(cluster, links, model, msgspec.structs.replace(wish, workload=changed)):
             yield f"use --sharding {found.layout.sharding}"
+    if wish.memory_bytes is not None:
+        predicted = msgspec.structs.replace(wish, memory_bytes=None)
+        if _fits(cluster, links, model, predicted):
+            yield "leave --memory out"
     if wish.split:
         even = msgspec.structs.replace(wish, split=())
         if _fits(cluster, links, model, even):
@@ -103,21 +107,6 @@ def _otherwise(
         any_size = msgspec.structs.replace(wish, ranks=1, auto_ranks=True)
         if found := _fits(cluster, links, model, any_size):
             yield f"use --ranks {len(found.assignments)}"
-
-
-class _Everywhere:
-    """Links as if every node reached every other."""
-
-    def between(self, a: NodeId, b: NodeId) -> Link | None:
-        return Link(a=a, b=b, a_host="", b_host="")
-
-    def why_not(self, a: NodeId, b: NodeId) -> str:
-        del a, b
-        return ""
-
-    def nearest(self, a: NodeId, limit: int) -> tuple[NodeId, ...]:
-        del a, limit
-        return ()
 
 
 def _one_more(cluster: Cluster, model: ModelNeeds, wish: InstanceSpec) -> str:
@@ -130,9 +119,9 @@ def _one_more(cluster: Cluster, model: ModelNeeds, wish: InstanceSpec) -> str:
     info = msgspec.structs.replace(like.info, node=new, machine=new, backends=("ring",))
 
     def found(gib: int) -> Placement | None:
-        more = Candidate(info=info, free_bytes=gib * _GIB, free_ranks=1)
+        more = Candidate(info=info, free_bytes=gib * _GIB, free_ranks=max(1, info.max_ranks))
         larger = msgspec.structs.replace(cluster, nodes=(*cluster.nodes, more))
-        return _fits(larger, _Everywhere(), model, asked)
+        return _fits(larger, Everywhere(), model, asked)
 
     if found(_MOST_GIB) is None:
         return ""

@@ -2,79 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import combinations
+from typing import Final
 
 from muster.placement.choose import Chooser, Stages
 from muster.placement.costs import context_of
+from muster.placement.lacking import crowded, dealt_short, shortfalls, unhindered
 from muster.placement.ways import Way, Ways
-from muster.placement.words import Refusal, Shortfall
-from muster.spec import ModelWorkload
+from muster.placement.words import Refusal, size, told
+from muster.spec import ModelWorkload, NodeId, Shortfall
 
-_MORE = "start workers on more nodes, delete an instance (muster ps), or ask for fewer ranks"
-#: So many candidates are told of in a message; all are in `Refusal.shortfalls`.
-_TOLD = 16
-
-
-def size(count: int) -> str:
-    """Bytes for people."""
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+#: So many pairs without a link are told of in a message, and so many neighbours in what a node lacks.
+_PAIRS: Final = 4
 
 
-def no_room(chooser: Chooser, ways: Ways) -> Refusal:
-    """Of a workload whose ranks all take the same."""
-    wish = ways.wish
-    way = next(ways.of(wish.ranks))
+def no_room(chooser: Chooser, way: Way) -> Refusal:
+    """Of ranks that all take the same."""
     taken, left = chooser.deal(range(len(chooser.cluster.nodes)), way.demand)
-    short = _dealt_short(chooser, way, taken, left)
-    told = _told(short)
+    short = dealt_short(chooser, way, taken, left)
     if sum(taken.values()) < way.ranks:
         return Refusal(
-            message=f"{way.ranks} rank(s) of {way.needed_bytes / 2**20:.0f} MiB each do not fit: {told}",
-            remedies=(_MORE,),
+            message=f"{way.ranks} rank(s) of {way.needed_bytes / 2**20:.0f} MiB each do not fit: {told(short)}",
             shortfalls=short,
         )
     empty = [chooser.cluster.nodes[index].node for index, ranks in taken.items() if not ranks]
     if chooser.cluster.named and empty:
         return Refusal(
-            message=f"node {empty[0]} was asked for but has no room for a rank: {told}",
-            remedies=("leave the node out of --nodes, or free it",),
-            shortfalls=short,
+            message=f"node {empty[0]} was asked for but has no room for a rank: {told(short)}", shortfalls=short
         )
-    return unlinked(chooser, way.ranks)
+    return unlinked(chooser, way)
 
 
-def unlinked(chooser: Chooser, ranks: int) -> Refusal:
+def unlinked(chooser: Chooser, way: Way) -> Refusal:
     """There is room, and no ring of links."""
     nodes = [candidate.node for candidate in chooser.cluster.nodes]
-    missing = [
-        (nodes[one], nodes[other])
-        for one, other in combinations(range(len(nodes)), 2)
-        if chooser.worth(one, other) is None
-    ]
-    if not missing:
-        return _crowded(chooser, ranks)
-    reasons = [chooser.links.why_not(one, other) for one, other in missing[:4]]
-    more = f"; and {len(missing) - 4} more pairs" if len(missing) > 4 else ""
+    missing: dict[NodeId, list[NodeId]] = {}
+    reasons: list[str] = []
+    pairs = 0
+    for one, other in combinations(range(len(nodes)), 2):
+        if chooser.worth(one, other) is None:
+            missing.setdefault(nodes[one], []).append(nodes[other])
+            missing.setdefault(nodes[other], []).append(nodes[one])
+            pairs += 1
+            if len(reasons) < _PAIRS:
+                reasons.append(chooser.links.why_not(nodes[one], nodes[other]))
+    if not pairs or not unhindered(chooser, way):
+        return crowded(chooser, way)
+    more = f"; and {pairs - _PAIRS} more pairs" if pairs > _PAIRS else ""
     return Refusal(
-        message=f"no {ranks} of the nodes reach each other in a ring: {'; '.join(reasons)}{more}",
+        message=f"no {way.ranks} of the nodes reach each other in a ring: {'; '.join(reasons)}{more}",
         remedies=("see the links with: muster links --measure", "name nodes that do reach each other: --nodes"),
-        shortfalls=tuple(Shortfall(node=one, reason=f"node {one} has no link to {other}") for one, other in missing),
+        shortfalls=tuple(_without_link(node, missing[node]) for node in nodes if node in missing),
     )
 
 
-def _crowded(chooser: Chooser, ranks: int) -> Refusal:
-    """Each node has room and all are linked, but some share the memory of one machine."""
-    short = tuple(
-        Shortfall(node=candidate.node, reason=f"node {candidate.node} has a part in {size(pool)} of its machine")
-        for candidate in chooser.cluster.nodes
-        if (pool := chooser.cluster.pools.get(candidate.machine)) is not None
-    )
-    return Refusal(
-        message=f"{ranks} rank(s) do not fit side by side on nodes that share a machine: {_told(short)}",
-        remedies=(_MORE,),
-        shortfalls=short,
-    )
+def _without_link(node: NodeId, others: list[NodeId]) -> Shortfall:
+    more = f" and {len(others) - _PAIRS} more nodes" if len(others) > _PAIRS else ""
+    return Shortfall(node=node, what="link", reason=f"node {node} has no link to {', '.join(others[:_PAIRS])}{more}")
 
 
 def unfit(chooser: Chooser, ways: Ways) -> Refusal:
@@ -90,17 +74,18 @@ def unfit(chooser: Chooser, ways: Ways) -> Refusal:
         return _unsharded(ways, ranks)
     way = found[-1]  # a pipeline, where there is one: it takes the least of each node
     if way.sharding != "pipeline" and wish.memory_bytes is not None:
-        return no_room(chooser, ways)
-    short = tuple(_shortfalls(chooser, way))
-    if not short:
-        return unlinked(chooser, ranks)
+        return no_room(chooser, way)
+    short = shortfalls(chooser, way)
+    holds = chooser.reach(way.demand)
+    enough = not any(one.missing_bytes or one.what != "memory" for one in short)
+    if not short or (enough and holds >= way.demand.wanted):
+        return unlinked(chooser, way)
     tokens = context_of(wish.workload, model)
     cache = f"{wish.workload.concurrency} x {tokens} tokens of context"
     how = {"pipeline": " as a pipeline", "tensor": " with tensor sharding"}.get(way.sharding, "")
-    counted = f"1 to {ranks} ranks" if wish.auto_ranks and ranks > 1 else f"{ranks} rank(s)"
+    counted = f"{wish.ranks} to {ranks} ranks" if ranks > wish.ranks else f"{ranks} rank(s)"
     whole = stages.of(0, stages.layers)
     if isinstance(way.demand, Stages):
-        holds = sum(sorted((way.demand.units(free) for free in chooser.free), reverse=True)[:ranks])
         least = f"{max(0, stages.layers - holds)} of {stages.layers} layers find no room"
         if holds >= stages.layers:
             least = "the layers find no room in this order and share"
@@ -108,7 +93,7 @@ def unfit(chooser: Chooser, ways: Ways) -> Refusal:
         least = f"each takes {size(way.needed_bytes)}"
     return Refusal(
         message=f"{model.model} does not fit on {counted}{how} ({size(whole.weights)} of weights, {size(whole.cache)} "
-        f"for {cache}): {least}; {_told(short)}",
+        f"for {cache}): {least}; {told(short)}",
         shortfalls=short,
     )
 
@@ -132,45 +117,3 @@ def _unsharded(ways: Ways, ranks: int) -> Refusal:
         message=f"model type {model.model_type} on {ranks} ranks: {'; '.join(reasons)}",
         remedies=tuple(remedies),
     )
-
-
-def _shortfalls(chooser: Chooser, way: Way) -> Iterator[Shortfall]:
-    """What each candidate was short of: for a pipeline, of an even share of the layers."""
-    layers = way.demand.wanted
-    share = -(-layers // way.ranks)
-    for index, candidate in enumerate(chooser.cluster.nodes):
-        name, free = candidate.node, chooser.free[index]
-        if candidate.free_ranks <= 0:
-            yield Shortfall(node=name, reason=f"node {name} has all its {candidate.info.max_ranks} ranks in use")
-        elif isinstance(way.demand, Stages):
-            holds = way.demand.units(free)
-            if holds < layers:
-                missing = max(0, way.demand.share_bytes(min(share, layers)) - free) if holds < share else 0
-                short = f", {size(missing)} short of {share}" if missing else ""
-                reason = f"node {name} has {size(free)} free, room for {holds} layer(s){short}"
-                yield Shortfall(node=name, reason=reason, missing_bytes=missing)
-        elif free < way.needed_bytes:
-            missing = way.needed_bytes - free
-            reason = f"node {name} has {size(free)} free, {size(missing)} short"
-            yield Shortfall(node=name, reason=reason, missing_bytes=missing)
-
-
-def _dealt_short(chooser: Chooser, way: Way, taken: dict[int, int], left: dict[int, int]) -> tuple[Shortfall, ...]:
-    found: list[Shortfall] = []
-    for index, candidate in enumerate(chooser.cluster.nodes):
-        name, ranks = candidate.node, taken[index]
-        got = f"takes {ranks} of them, then " if ranks else ""
-        if candidate.free_ranks <= ranks:
-            reason = f"node {name} {got}has all its {candidate.info.max_ranks} ranks in use"
-            found.append(Shortfall(node=name, reason=reason))
-        elif left[index] < way.needed_bytes:
-            reason = f"node {name} {got}has {max(left[index], 0) / 2**20:.0f} MiB left"
-            found.append(Shortfall(node=name, reason=reason, missing_bytes=way.needed_bytes - max(left[index], 0)))
-    return tuple(found)
-
-
-def _told(short: tuple[Shortfall, ...]) -> str:
-    reasons = [one.reason for one in short[:_TOLD]]
-    if len(short) > _TOLD:
-        reasons.append(f"and {len(short) - _TOLD} more nodes")
-    return "; ".join(reasons)

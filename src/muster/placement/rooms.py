@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from muster.errors import PlacementError
-from muster.facts import HeldModel
+from muster.facts import HeldModel, NodeFacts, filled_gpu
 from muster.known import Known
-from muster.links import LinkMap
+from muster.links import LAST_RESORTS, LinkMap, within
 from muster.placement.words import Candidate, Cluster
 from muster.rdma import taken
 from muster.spec import InstanceSpec, ModelWorkload, NodeId, NodeInfo
@@ -15,6 +15,8 @@ from muster.state import Aside, Draining, Gone, Node, State, all_gone, reserved_
 
 #: So many measurements are looked through for good neighbours, in a cluster of hundreds of nodes.
 _MOST_RECORDS = 50_000
+#: More than any rate in Mbit/s: what is added for kinds of links that are a last resort.
+_LAST = 1e12
 
 
 class SeenLinks(LinkMap):
@@ -22,29 +24,46 @@ class SeenLinks(LinkMap):
 
     def __init__(self, nodes: dict[NodeId, NodeInfo], known: Known, network: str = "") -> None:
         super().__init__(nodes, known.links, known.facts, network)
-        self._told = known.links
-        self._nearest: dict[NodeId, list[NodeId]] | None = None
+        self._told, self._seen, self._only = known.links, known.facts, network
+        self._merits: dict[NodeId, dict[NodeId, float]] | None = None
+        self._nearest: dict[NodeId, list[NodeId]] = {}
 
     def nearest(self, a: NodeId, limit: int) -> tuple[NodeId, ...]:
-        """Nodes that `a` reached, at most so many, the best rate first."""
-        if self._nearest is None:
-            self._nearest = self._ranked()
-        return tuple(self._nearest.get(a, ())[:limit])
+        """Nodes that `a` reached, at most so many, the best link first."""
+        if a not in self._nearest:
+            if self._merits is None:
+                self._merits = self._judged()
+            merits = self._merits.get(a, {})
+            self._nearest[a] = [other for _, other in sorted([(merit, other) for other, merit in merits.items()])]
+        return tuple(self._nearest[a][:limit])
 
-    def _ranked(self) -> dict[NodeId, list[NodeId]]:
-        """By node, those that it reached, the best rate first. One end of a pair measures the rate for both."""
-        rates: dict[NodeId, dict[NodeId, float]] = {}
+    def _judged(self) -> dict[NodeId, dict[NodeId, float]]:
+        """By node, those that it reached: the lower the better. One end of a pair measures the rates for both."""
+        merits: dict[NodeId, dict[NodeId, float]] = {}
+        weak = {} if self._only else {name: hosts for name, facts in self._seen.items() if (hosts := _weak(facts))}
         left = _MOST_RECORDS
         for name, told in self._told.items():
+            mine = merits.setdefault(name, {})
             for one in told.measured[: max(0, left)]:
-                if one.mbps_out is not None and one.reached and one.dialled_back:
-                    rates.setdefault(name, {})[one.other] = one.mbps_out
-                    rates.setdefault(one.other, {})[name] = one.mbps_out
+                out, into, other = one.mbps_out, one.mbps_in, one.other
+                if out is None or into is None or not one.reached or not one.dialled_back:
+                    continue
+                merit = -out if out < into else -into
+                if weak and (one.own in weak.get(name, ()) or one.host in weak.get(other, ())):
+                    merit += _LAST
+                if self._only and not (within(one.own, self._only) and within(one.host, self._only)):
+                    continue
+                known = mine.get(other)
+                if known is None or merit < known:
+                    mine[other] = merit
+                    merits.setdefault(other, {})[name] = merit
             left -= len(told.measured)
-        return {
-            name: [other for _, other in sorted([(-rate, other) for other, rate in found.items()])]
-            for name, found in rates.items()
-        }
+        return merits
+
+
+def _weak(facts: NodeFacts) -> frozenset[str]:
+    """The addresses that are used only where nothing else reaches."""
+    return frozenset(at.host for one in facts.interfaces if one.kind in LAST_RESORTS for at in one.addresses)
 
 
 def why_not(node: Node) -> str:
@@ -88,9 +107,8 @@ def candidates(spec: InstanceSpec, state: State) -> tuple[NodeId, ...]:
         if name in alive and _may_be_asked_for(alive[name]):
             continue
         if name in alive:
-            raise PlacementError(
-                f"node {name} {why_not(alive[name])}", remedy=f"Leave it out of --nodes, or: muster resume {name}"
-            )
+            how = "wait until it is heard of" if alive[name].suspect is not None else f"muster resume {name}"
+            raise PlacementError(f"node {name} {why_not(alive[name])}", remedy=f"Leave it out of --nodes, or: {how}")
         if name in state.nodes:
             reason = f"node {name} is lost: {state.nodes[name].lost}"
             raise PlacementError(reason, remedy="Start its worker again, or leave it out of --nodes.")
@@ -101,8 +119,8 @@ def candidates(spec: InstanceSpec, state: State) -> tuple[NodeId, ...]:
     return names
 
 
-def cluster_of(spec: InstanceSpec, state: State, known: Known) -> tuple[Cluster, SeenLinks]:
-    """What there is to choose from.
+def cluster_of(spec: InstanceSpec, state: State, known: Known, *, commit: str = "") -> tuple[Cluster, SeenLinks]:
+    """What there is to choose from. `commit` is which one of a hub's model is meant where no node holds any.
 
     A node may be given what its operator allows, less what instances on it have been given. All nodes of a machine
     together get no more than it has available now, less what instances there have been given and do not use yet.
@@ -119,14 +137,16 @@ def cluster_of(spec: InstanceSpec, state: State, known: Known) -> tuple[Cluster,
                 reserved[rank.node] = reserved.get(rank.node, 0) + reserved_bytes(instance, rank.rank)
                 ranks[rank.node] = ranks.get(rank.node, 0) + 1
     infos = {name: node.info for name, node in state.nodes.items() if node.lost is None}
-    sources = _sources(spec, infos, known)
+    commit = _commit(spec, names, infos, known) or commit
+    held = _held(spec, infos, known, commit)
+    sources = {name: (infos[name], one.path) for name, one in held.items() if one.shareable}
     nodes = tuple(
         Candidate(
             info=infos[name],
             free_bytes=infos[name].memory_bytes - reserved.get(name, 0),
             free_ranks=infos[name].max_ranks - ranks.get(name, 0),
             facts=known.facts.get(name),
-            holds=name in sources,
+            holds=name in held and held[name].complete,
         )
         for name in names
     )
@@ -135,13 +155,17 @@ def cluster_of(spec: InstanceSpec, state: State, known: Known) -> tuple[Cluster,
         for instance in state.instances.values()
         if instance.layout.devices and not all_gone(instance)
     )
+    # Those of lost nodes too: what runs on them still has its devices.
+    machines = {name: node.info.machine or name for name, node in state.nodes.items()}
     cluster = Cluster(
         nodes=nodes,
         named=bool(spec.nodes),
         pools=_pools(infos, known, reserved),
-        sources=sources,
+        sources={name: source for name, source in sources.items() if held[name].complete},
+        parts={name: source for name, source in sources.items() if not held[name].complete},
+        commit=commit,
         known=known,
-        in_use=taken(groups),
+        in_use=taken(groups, machines),
     )
     return cluster, SeenLinks(infos, known, spec.network)
 
@@ -163,27 +187,52 @@ def _pools(infos: dict[NodeId, NodeInfo], known: Known, reserved: dict[NodeId, i
             for limit in (facts.memory_total_bytes, facts.wired_limit_bytes) if facts is not None else ():
                 if limit:
                     limits.append(limit - given)
+            if (gpu := filled_gpu(facts)) is not None:
+                limits.append((gpu.memory_bytes or 0) - given)
+                if gpu.free_bytes is not None:
+                    limits.append(gpu.free_bytes + over - unused)
         if limits:
             pools[machine] = max(0, min(limits))
     return pools
 
 
-def _sources(spec: InstanceSpec, infos: dict[NodeId, NodeInfo], known: Known) -> dict[NodeId, tuple[NodeInfo, str]]:
-    """The nodes that hold the model, whole, with the directory there."""
-    if not isinstance(spec.workload, ModelWorkload):
-        return {}
-    found: dict[NodeId, tuple[NodeInfo, str]] = {}
-    for name, info in sorted(infos.items()):
+def _at(spec: InstanceSpec, models: Iterable[HeldModel], commit: str = "") -> list[HeldModel]:
+    """What a node has of the model at that commit, or else at the revision asked for; what is whole first."""
+    workload = spec.workload
+    if not isinstance(workload, ModelWorkload):
+        return []
+    found = (held for held in models if held.model == workload.model)
+    if commit:
+        return sorted((held for held in found if held.revision == commit), key=_goodness)
+    return sorted((held for held in found if held.is_at(workload.revision)), key=_goodness)
+
+
+def _goodness(held: HeldModel) -> tuple[bool, str]:
+    return not held.complete, held.path
+
+
+def _commit(spec: InstanceSpec, names: Iterable[NodeId], infos: dict[NodeId, NodeInfo], known: Known) -> str:
+    """The commit that most nodes have of the revision asked for: a branch may lead each of them elsewhere.
+
+    What is whole counts before parts, and the nodes to choose from before others.
+    """
+    votes: dict[str, list[int]] = {}
+    chosen = set(names)
+    for name in infos:
         facts = known.facts.get(name)
-        held = _held(spec.workload, facts.models if facts is not None else ())
-        if held is not None:
-            found[name] = (info, held.path)
+        for held in _at(spec, facts.models if facts is not None else ()):
+            if held.revision:
+                count = votes.setdefault(held.revision, [0, 0, 0, 0])
+                count[2 * (not held.complete) + (name not in chosen)] += 1
+    return max(votes, key=lambda commit: (votes[commit], commit), default="")
+
+
+def _held(spec: InstanceSpec, infos: dict[NodeId, NodeInfo], known: Known, commit: str) -> dict[NodeId, HeldModel]:
+    """The nodes that hold the model, or some of it."""
+    found: dict[NodeId, HeldModel] = {}
+    for name in sorted(infos):
+        facts = known.facts.get(name)
+        there = _at(spec, facts.models if facts is not None else (), commit)
+        if there:
+            found[name] = there[0]
     return found
-
-
-def _held(workload: ModelWorkload, models: Iterable[HeldModel]) -> HeldModel | None:
-    for held in models:
-        same = held.model == workload.model and (not workload.revision or held.revision.startswith(workload.revision))
-        if same and held.complete and held.shareable:
-            return held
-    return None

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal, Protocol
 
 import msgspec
 
-from muster.device_matrix import Use
 from muster.facts import NodeFacts
 from muster.known import Known
 from muster.layout import Layout
 from muster.links import Link
-from muster.spec import Assignment, Backend, NodeId, NodeInfo
+from muster.rdma import InUse
+from muster.spec import Assignment, Backend, NodeId, NodeInfo, Shortfall
 
 #: What a rank takes before any weight: the interpreter, MLX and, for a model, mlx-lm (measured: 115 and 330 MB).
 RANK_BYTES = 128 * 2**20
 MODEL_RANK_BYTES = 400 * 2**20
+#: So many candidates are told of in a message; all are in `Refusal.shortfalls`.
+_TOLD: Final = 16
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +46,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
     `pools` are bytes that all nodes of one machine may be given together; a machine that is not in it has no limit
     but those of its nodes. `sources` are nodes that hold the model, candidates or not, with the directory there.
+    `parts` are nodes that hold some of it only. `commit` is which one of a hub's model is meant, where that is known.
     `known` is what else was told of the nodes, `in_use` what other groups take of RDMA devices.
     """
 
@@ -51,8 +54,10 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     named: bool = False
     pools: Mapping[str, int] = {}
     sources: Mapping[NodeId, tuple[NodeInfo, str]] = {}
+    parts: Mapping[NodeId, tuple[NodeInfo, str]] = {}
+    commit: str = ""
     known: Known = Known()
-    in_use: Mapping[tuple[NodeId, str], Use] = {}
+    in_use: InUse = InUse()
 
 
 class Links(Protocol):
@@ -79,14 +84,6 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     layout: Layout = Layout()
 
 
-class Shortfall(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node was short of; `missing_bytes` where it is memory."""
-
-    node: NodeId
-    reason: str
-    missing_bytes: int = 0
-
-
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     """Why there is no placement: for each candidate what was short, and what would help, the nearest first."""
 
@@ -100,3 +97,16 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
         """All that would help, as a sentence."""
         text = "; or ".join(self.remedies)
         return text[:1].upper() + text[1:]
+
+
+def size(count: int) -> str:
+    """Bytes for people."""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def told(short: Sequence[Shortfall], most: int = _TOLD) -> str:
+    """What nodes lack, in a line."""
+    reasons = [one.reason for one in short[:most]]
+    if len(short) > most:
+        reasons.append(f"and {len(short) - most} more nodes")
+    return "; ".join(reasons)

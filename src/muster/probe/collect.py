@@ -12,11 +12,14 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from muster.facts import Disk, NodeFacts, System
+from muster.facts import Device, Disk, Gpu, NodeFacts, System, filled_gpu
 from muster.probe import linux, macos
-from muster.probe.reading import Unknowns
+from muster.probe.reading import Unknowns, Unread
 from muster.probe.tools import Tools
 from muster.spec import BootId, NodeId
+
+#: What a GPU's free memory has to move by to be told.
+_MOVED_BYTES = 256 * 2**20
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +30,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str] = {}
     backends: tuple[str, ...] = ()
     memory_gbps: float | None = None
+    device: Device = ""
     blas: str = ""
     directories: tuple[Path, ...] = ()
 
@@ -47,6 +51,7 @@ def collect(subject: Subject, tools: Tools | None = None) -> NodeFacts:
         memory_total_bytes=memory.total,
         memory_available_bytes=memory.available,
         memory_gbps=subject.memory_gbps,
+        device=subject.device,
         disks=disks(subject.directories),
         versions=subject.versions,
         backends=subject.backends,
@@ -69,6 +74,27 @@ def refresh(facts: NodeFacts, subject: Subject, tools: Tools) -> NodeFacts:
     )
     pressure = macos.pressure(tools) if psutil.MACOS else linux.pressure(memory.total, memory.available)
     return msgspec.structs.replace(facts, memory_pressure=unknown.take("memory_pressure", pressure, "unknown"))
+
+
+def look_at_gpu(facts: NodeFacts, tools: Tools) -> NodeFacts:
+    """The same facts with what the GPU may have as it is now: of its own memory, or of a Mac's."""
+    if psutil.MACOS:
+        limit = macos.wired_limit(tools, facts.memory_total_bytes) if facts.gpus else facts.wired_limit_bytes
+        return facts if isinstance(limit, Unread) else msgspec.structs.replace(facts, wired_limit_bytes=limit)
+    before = filled_gpu(facts)
+    found = linux.gpus(tools) if before is not None else facts.gpus
+    if before is None or isinstance(found, Unread):
+        return facts
+    others = msgspec.structs.replace(facts, gpus=found)
+    return facts if _is_near(before, filled_gpu(others)) else others
+
+
+def _is_near(before: Gpu, now: Gpu | None) -> bool:
+    """Whether it is the same GPU, and no more of its memory has come or gone than is worth telling."""
+    if now is None or before.free_bytes is None or now.free_bytes is None:
+        return before == now
+    same = msgspec.structs.replace(before, free_bytes=now.free_bytes) == now
+    return same and abs(before.free_bytes - now.free_bytes) < _MOVED_BYTES
 
 
 def disks(directories: tuple[Path, ...]) -> tuple[Disk, ...]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from muster.facts import NodeFacts, Pressure, Rdma, System
+from muster.facts import Gpu, NodeFacts, Pressure, Rdma, System
 from muster.probe import linux_buses
 from muster.probe.interfaces import interfaces
 from muster.probe.linux_system import (
@@ -23,7 +23,7 @@ from muster.probe.tools import Tools
 
 #: `nvidia-smi` wakes the GPU where nothing keeps the driver loaded.
 _NVIDIA_SECONDS = 10.0
-_NVIDIA = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+_NVIDIA = ("nvidia-smi", "--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits")
 #: What ntp_adjtime(3) answers while no server disciplines the clock, and room for its struct timex (208 bytes).
 _TIME_ERROR = 5
 _TIMEX_BYTES = 512
@@ -36,12 +36,9 @@ def add(facts: NodeFacts, tools: Tools, unknown: Unknowns) -> NodeFacts:
         "os", release if isinstance(release, Unread) else parse_os_release(release), ("Linux", "")
     )
     cpu = _read("/proc/cpuinfo")
-    gpus = tools.run(_NVIDIA, _NVIDIA_SECONDS, once=True)
-    if not isinstance(gpus, Unread):
-        found = parse_nvidia_smi(gpus)
+    found = gpus(tools)
+    if not isinstance(found, Unread) or "is not on this machine" not in found.reason:
         facts = msgspec.structs.replace(facts, gpus=unknown.take("gpus", found, ()))
-    elif "is not on this machine" not in gpus.reason:
-        unknown.take("gpus", gpus, "")
     return msgspec.structs.replace(
         facts,
         os=name,
@@ -55,6 +52,12 @@ def add(facts: NodeFacts, tools: Tools, unknown: Unknowns) -> NodeFacts:
         rdma=Rdma(devices=linux_buses.read_infiniband()),
         system=_system(facts.system, unknown),
     )
+
+
+def gpus(tools: Tools) -> tuple[Gpu, ...] | Unread:
+    """NVIDIA's GPUs, with what is free of their memory now."""
+    printed = tools.run(_NVIDIA, _NVIDIA_SECONDS)
+    return printed if isinstance(printed, Unread) else parse_nvidia_smi(printed)
 
 
 def pressure(total_bytes: int, available_bytes: int) -> Pressure | Unread:

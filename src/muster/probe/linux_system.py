@@ -70,18 +70,17 @@ def parse_cpuinfo(text: str) -> str | Unread:
 
 
 def parse_nvidia_smi(text: str) -> tuple[Gpu, ...] | Unread:
-    """The GPUs of `nvidia-smi --query-gpu=name,memory.total --format=csv,noheader,nounits`.
+    """The GPUs of `nvidia-smi --query-gpu=name,memory.total,memory.free --format=csv,noheader,nounits`.
 
     One that shares the machine's memory (Grace, Jetson) says "[N/A]" or "[Not Supported]".
     """
     found: list[Gpu] = []
     for line in filter(None, map(str.strip, text.splitlines())):
-        name, comma, memory = line.rpartition(",")
-        memory = memory.strip()
-        mebibytes = number(memory)
-        if not comma or not (mebibytes is not None or memory.startswith("[")):
+        name, *said = (part.strip() for part in line.rsplit(",", 2))
+        if len(said) != 2 or any(number(one) is None and not one.startswith("[") for one in said):
             return unlike("nvidia-smi", text)
-        found.append(Gpu(name=name.strip(), memory_bytes=None if mebibytes is None else mebibytes * 2**20))
+        total, free = (None if (mebibytes := number(one)) is None else mebibytes * 2**20 for one in said)
+        found.append(Gpu(name=name, memory_bytes=total, free_bytes=free))
     return tuple(found) or unlike("nvidia-smi", text)
 
 

@@ -62,6 +62,12 @@ def add(facts: NodeFacts, tools: Tools, unknown: Unknowns) -> NodeFacts:
     return _with_network(facts, tools, unknown)
 
 
+def wired_limit(tools: Tools, memory_bytes: int) -> int | Unread:
+    """What the GPU may wire now: an administrator may change it while everything runs."""
+    values = _ask(tools, ("sysctl", "iogpu.wired_limit_mb"), parse_sysctl)
+    return values if isinstance(values, Unread) else wired_limit_of(values, memory_bytes)
+
+
 def pressure(tools: Tools) -> Pressure | Unread:
     """How short memory is now."""
     values = _ask(tools, ("sysctl", PRESSURE), parse_sysctl)

@@ -1,4 +1,4 @@
-"""The step that a rank is at, in memory that its worker shares: it can be read of a rank that answers no more."""
+"""What a rank is at, in memory that its worker shares: it can be read of a rank that answers no more."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import sys
 import tempfile
 from typing import Final
 
-_STEP: Final = struct.Struct("=q")
+_NUMBER: Final = struct.Struct("=q")
+#: Where each number is.
+_STEP, _ALLOCATED = 0, _NUMBER.size
 
 
 class StepCounter:
-    """A number in shared memory. A whole page is mapped; 8 bytes of it are used, and written at once."""
+    """Numbers in shared memory. A whole page is mapped; 8 bytes of it are used for each, and written at once."""
 
     def __init__(self, descriptor: int) -> None:
         """Map the file `descriptor`, made by `counter_file`; it may be closed afterwards."""
@@ -22,11 +24,20 @@ class StepCounter:
     @property
     def step(self) -> int:
         """The last step that was begun, 0 before the first."""
-        return int(_STEP.unpack_from(self._memory)[0])
+        return int(_NUMBER.unpack_from(self._memory, _STEP)[0])
 
     @step.setter
     def step(self, step: int) -> None:
-        _STEP.pack_into(self._memory, 0, step)
+        _NUMBER.pack_into(self._memory, _STEP, step)
+
+    @property
+    def allocated_bytes(self) -> int:
+        """What MLX has allocated in the process, as it was last noted; 0 before."""
+        return int(_NUMBER.unpack_from(self._memory, _ALLOCATED)[0])
+
+    @allocated_bytes.setter
+    def allocated_bytes(self, amount: int) -> None:
+        _NUMBER.pack_into(self._memory, _ALLOCATED, amount)
 
     def close(self) -> None:
         """Give the memory back."""

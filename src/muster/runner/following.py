@@ -10,7 +10,7 @@ import zmq
 from muster.model.batch import Batch
 from muster.rank_protocol import AnyStep, Leave, ReadyFrame, Step, Stop, WarmUp
 from muster.runner.context import RankContext
-from muster.runner.pulse import Pulse
+from muster.runner.pulse import Pulse, note_memory
 from muster.runner.steps import AGAIN, StepSink
 from muster.spec import Phase
 
@@ -71,6 +71,7 @@ class Following:
                     self._pulse.idle(step.step)
             case WarmUp():
                 self._batch.warm_up()
+                note_memory(self._rank.counter)
                 self._rank.phase = Phase.RUNNING
                 self._rank.channel.send(ReadyFrame())
             case Leave():

@@ -16,8 +16,9 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from muster.errors import MusterError, ProtocolError
+from muster.errors import MusterError, ProtocolError, RdmaError, sentence
 from muster.group.payload import Payload
+from muster.group.remedies import explain_later
 from muster.group.verify import own_identity
 from muster.rank_protocol import ConnectedFrame, FailedFrame, Form, Prepare, WarmFrame
 from muster.runner import warmth
@@ -72,7 +73,7 @@ def main(descriptor: int, parent_pid: int, *, full: bool, counter: int | None = 
         _fail(channel, context, _failure_of(error))
     except Exception as error:  # the outermost edge of the process: whatever it is, the worker hears of it
         traceback.print_exc()
-        _fail(channel, context, _unexpected(error))
+        _fail(channel, context, unexpected(error, context.prepare.world_size if context is not None else 1))
     _exit(code)
 
 
@@ -99,6 +100,7 @@ def _warm(*, full: bool, measure: bool) -> WarmFrame:
         backends=available_backends(),
         versions=versions(),
         memory_gbps=warmth.memory_gbps() if measure else None,
+        device=warmth.device() if measure else "",
     )
 
 
@@ -172,15 +174,19 @@ def _failure_of(error: MusterError) -> Failure:
     )
 
 
-def _unexpected(error: Exception) -> Failure:
+def unexpected(error: Exception, ranks: int) -> Failure:
+    """An error that nobody raised on purpose, in a group of so many ranks; what MLX says of the group is explained."""
     text = f"{type(error).__name__}: {error}"
-    if is_echo(text):
+    known = explain_later(text, ranks=ranks)
+    if known is not None and known.lasting and "[jaccl]" in text:
+        return _failure_of(RdmaError(f"{known.cause}; MLX says: {error}", remedy=known.remedy))
+    if known is not None:
         return Failure(
-            kind="peer-lost",
-            message="the connection to a neighbour in the ring was lost",
-            remedy="Another rank ended or its node is gone; see the first failure.",
+            kind="peer-lost" if known.echo else "internal",
+            message=f"{known.cause}; MLX says: {error}",
+            remedy=sentence(known.remedy),
             retryable=True,
-            secondary=True,
+            secondary=known.echo,
         )
     return Failure(
         kind="internal",
@@ -193,6 +199,8 @@ def _unexpected(error: Exception) -> Failure:
 def is_echo(text: str) -> bool:
     """Whether an MLX error says no more than that another rank ended.
 
-    Source: mlx/distributed/ring/ring.cpp; for JACCL's side channel, mlx/distributed/jaccl/lib/jaccl/tcp.cpp.
+    Source: mlx/distributed/ring/ring.cpp; mlx/distributed/jaccl/lib/jaccl/tcp.cpp (the side channel), and mesh.cpp and
+    ring.cpp there (a connection that broke).
     """
-    return re.search(r"connection to a peer was lost|\[jaccl\] (Recv|Send) failed(:| with errno=)", text) is not None
+    found = re.search(r"connection to a peer was lost|\[jaccl\] (Recv|Send) failed(:| with (errno=|error code ))", text)
+    return found is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,9 +11,10 @@ import msgspec
 import zmq
 
 from muster.errors import ModelError, ProtocolError
-from muster.fetch.choice import shard_files
+from muster.fetch.choice import owners, shard_files
 from muster.fetch.obtain import Wish, obtain
 from muster.fetch.progress import Brought, Moved
+from muster.layout import RankLayout
 from muster.model import files
 from muster.model.batch import Batch
 from muster.model.load import LoadedModel, load_shard
@@ -32,9 +33,10 @@ from muster.rank_protocol import (
 from muster.runner.context import RankContext
 from muster.runner.following import Following
 from muster.runner.line import GenerationLine
+from muster.runner.pulse import note_memory
 from muster.runner.serving import Serving
 from muster.runner.steps import StepSink, StepSource
-from muster.spec import ModelWorkload, Phase
+from muster.spec import CACHE_VARIABLES, ModelWorkload, Phase
 
 #: How long the last messages may take on their way out.
 _LINGER_MS = 500
@@ -61,10 +63,12 @@ class ModelRank:
             ShardingError: it cannot be sharded as asked.
         """
         prepare = self._context.prepare
-        self._path: Path = obtain(self._wish(), self._choose, self._moved, self._brought)
+        self._path: Path = obtain(self._wish(), self._choose, self._moved, self._brought, self._share)
         found = files.inspect(self._path, self._needed)
         self._plan = self._plan or self._planned(found)
         self._fingerprint = files.fingerprint(self._path)
+        if self._workload.trust_remote_code:
+            self._fingerprint += files.code_fingerprint(self._path)
         self._sample = files.sample(self._path, self._needed)
         if prepare.rank == 0 and prepare.world_size > 1:
             self._source = StepSource(self._zmq, prepare.host, prepare.instance, prepare.attempt)
@@ -74,10 +78,14 @@ class ModelRank:
     def _wish(self) -> Wish:
         prepare, workload = self._context.prepare, self._workload
         ranks = prepare.layout.ranks
+        own = ranks[prepare.rank] if prepare.rank < len(ranks) else RankLayout()
         return Wish(
             model=workload.model,
             revision=workload.revision,
-            sources=ranks[prepare.rank].sources if prepare.rank < len(ranks) else (),
+            commit=prepare.layout.commit,
+            sources=own.sources,
+            # Workers give what lies in their own cache: where the ranks have another one, nobody would see it come.
+            sharers=own.sharers if CACHE_VARIABLES.isdisjoint(prepare.environment) else (),
             copies=Path(prepare.models_directory) if prepare.models_directory else None,
             offline=prepare.offline,
             code=workload.trust_remote_code,
@@ -88,9 +96,18 @@ class ModelRank:
         """The weight files that this rank loads from, known from config.json and the index."""
         found = files.inspect(path, ())
         self._plan = self._planned(found)
-        layers = self._plan.layers_of(self._context.prepare.rank) if self._plan.sharding == "pipeline" else None
-        self._needed = shard_files(files.read_index(path), weights, layers, found.layers)
+        self._needed = self._needed_by(self._context.prepare.rank, files.read_index(path), weights)
         return self._needed
+
+    def _share(self, path: Path, weights: Collection[str]) -> Mapping[str, int]:
+        """By name the rank that downloads the file."""
+        indexed = files.read_index(path)
+        return owners([self._needed_by(rank, indexed, weights) for rank in range(self._planned_shard.world_size)])
+
+    def _needed_by(self, rank: int, indexed: Mapping[str, str], weights: Collection[str]) -> frozenset[str]:
+        plan = self._planned_shard
+        layers = plan.layers_of(rank) if plan.sharding == "pipeline" else None
+        return shard_files(indexed, weights, layers, plan.layers)
 
     def _planned(self, found: files.ModelFiles) -> ShardPlan:
         """As placement laid the model out; as the workload wishes where it did not."""
@@ -162,6 +179,7 @@ class ModelRank:
         if source is not None:
             source.send(WarmUp(step=1))
         batch.warm_up()
+        note_memory(self._context.counter)
         self._context.phase = Phase.RUNNING
         line = GenerationLine(self._zmq, self._context.prepare.generation, prepare.instance, prepare.attempt)
         serving = Serving(self._context, loaded, batch, line, source, chunk_tokens=self._workload.prefill_chunk_tokens)
@@ -196,6 +214,7 @@ class ModelRank:
         return frame is None or isinstance(frame, Stop)
 
     def _layer_loaded(self, done: int, total: int) -> None:
+        note_memory(self._context.counter)
         self._progress(Phase.LOADING, done, total, "layers")
 
     def _moved(self, moved: Moved) -> None:

@@ -8,6 +8,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from muster.facts import Device
+
 if TYPE_CHECKING:
     import mlx.core as mx
 
@@ -60,6 +62,13 @@ def _touch_ring_memory() -> None:
         ctypes.memset(block, 1, _RING_BUFFER_BYTES)
     for block in blocks:
         libc.free(block)
+
+
+def device() -> Device:
+    """What MLX computes on unless it is told otherwise."""
+    import mlx.core as mx
+
+    return "gpu" if mx.default_device().type == mx.gpu else "cpu"
 
 
 def memory_gbps() -> float | None:

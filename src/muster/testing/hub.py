@@ -34,6 +34,7 @@ class Fault:
 
     `status` is answered instead; `cut_after` bytes of the body the connection is closed, or nothing more comes where
     it `stalls`; `corrupt` turns the last byte round; `bytes_per_second` slows it down.
+    With a `gate` the rest comes once that is set.
     """
 
     times: int = 1_000_000
@@ -43,6 +44,7 @@ class Fault:
     stalls: bool = False
     corrupt: bool = False
     bytes_per_second: float = 0.0
+    gate: threading.Event | None = None
 
 
 @dataclass
@@ -131,6 +133,7 @@ def blob_id(content: bytes) -> str:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  #: headers and body are two writes: the second waits 40 ms for the first otherwise
     stand_in: Hub
 
     def log_message(self, format: str, *args: object) -> None:
@@ -230,7 +233,11 @@ class _Handler(BaseHTTPRequestHandler):
         except OSError:  # whoever asked is gone
             self.close_connection = True
             return
-        if end < len(body):
+        if end < len(body) and fault.gate is not None:
+            while not fault.gate.wait(0.02) and not self.stand_in.stopping.is_set():
+                pass
+            self._send_body(body[end:], Fault())
+        elif end < len(body):
             if fault.stalls:
                 self._stall()
             self.close_connection = True

@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 
-from muster.errors import MusterError
+from muster.errors import MusterError, sentence
 from muster.group.listening import has_connection, is_listening, strangers
+from muster.group.remedies import Entry, explain_later
 from muster.runner.main import is_echo
 from muster.spec import Failure, Phase
 from muster.state import Failed, Listening, Rank
@@ -23,10 +24,14 @@ def failure_of(error: MusterError) -> Failure:
     return Failure(kind=error.kind, message=error.message, remedy=error.remedy, retryable=error.retryable)
 
 
-def ended(exit_code: int, tail: Sequence[str], *, script: bool, phase: Phase) -> Failure:
-    """Why a runner ended by itself, from its exit code (minus the signal's number) and its last lines."""
+def ended(exit_code: int, tail: Sequence[str], *, script: bool, phase: Phase, ranks: int = 1) -> Failure:
+    """Why a runner ended by itself, from its exit code (minus the signal's number) and its last lines.
+
+    What MLX says there of the group, which has so many ranks, is explained: the last of it, or what lasts.
+    """
     lines = tuple(tail)[-TAIL_LINES:]
-    echo = any(is_echo(line) for line in lines)
+    known = _explained(lines, ranks)
+    echo = known.echo if known is not None else any(is_echo(line) for line in lines)
     if exit_code < 0:
         name = _signal_name(-exit_code)
         return Failure(
@@ -39,25 +44,30 @@ def ended(exit_code: int, tail: Sequence[str], *, script: bool, phase: Phase) ->
             retryable=True,
             log_tail=lines,
         )
-    if script and phase is Phase.RUNNING:
-        return Failure(
-            kind="peer-lost" if echo else "script-failed",
-            message=f"the script ended with exit code {exit_code}" + (", for it lost a neighbour" if echo else ""),
-            remedy="See its output: muster logs",
-            exit_code=exit_code,
-            retryable=True,
-            secondary=echo,
-            log_tail=lines,
-        )
+    running = script and phase is Phase.RUNNING
+    what = f"the {'script' if running else 'runner'} ended {'' if running else 'by itself '}with exit code {exit_code}"
+    lasting = known is not None and known.lasting
+    kind = "rdma-unusable" if lasting else "peer-lost" if echo else "script-failed" if running else "rank-exited"
     return Failure(
-        kind="peer-lost" if echo else "rank-exited",
-        message=f"the runner ended by itself with exit code {exit_code}",
-        remedy="See its output: muster logs",
+        kind=kind,
+        message=f"{what}: {known.cause}" if known is not None else what,
+        remedy=sentence(known.remedy) if known is not None else "See its output: muster logs",
         exit_code=exit_code,
-        retryable=True,
+        retryable=not lasting,
         secondary=echo,
         log_tail=lines,
     )
+
+
+def _explained(lines: Sequence[str], ranks: int) -> Entry | None:
+    """What is known of the last line that MLX wrote of the group; before it comes what cannot pass by itself."""
+    found: Entry | None = None
+    for line in reversed(lines):
+        entry = explain_later(line, ranks=ranks)
+        if entry is not None and entry.lasting and "[jaccl]" in line:
+            return entry
+        found = found or (entry if entry is not None and not entry.lasting else None)
+    return found
 
 
 def others_late(ranks: Sequence[Rank], rank: int) -> list[Failure]:

@@ -6,7 +6,7 @@ import ipaddress
 import platform
 import socket
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import psutil
@@ -19,6 +19,8 @@ from muster.spec import NodeAddress
 
 #: Part of the machine's memory that instances may have unless the operator says otherwise.
 _MEMORY_SHARE = 0.9
+#: Kinds of interfaces whose speed is agreed on with the other end of a cable, and not another one every second.
+_STEADY = ("ethernet", "thunderbolt")
 
 
 def default_memory_bytes() -> int:
@@ -72,6 +74,32 @@ def candidates(
         return tuple(first or [one for one, interface in up.items() if interface.kind == "loopback"])
     rest = sorted((one for one in others if one not in first), key=lambda one: ipaddress.IPv4Address(one.host))
     return (*first, *rest)
+
+
+def carriers(
+    addresses: Iterable[NodeAddress], interfaces: Sequence[Interface], told: Sequence[Interface]
+) -> dict[str, str]:
+    """What carries each of the addresses, for people, as in "eth0 (ethernet, 10000 Mbit/s)". Pure.
+
+    `told` are the interfaces as the system's slow tools last saw them: they know kinds and bridges that others do not.
+    """
+    better = {one.name: one for one in told}
+    found: dict[str, str] = {}
+    bridges = {
+        name: one.name for one in interfaces for name in one.members or better.get(one.name, one).members if one.up
+    }
+    for one in interfaces:
+        known = better.get(one.name, one)
+        kind = known.kind if one.kind == "other" else one.kind
+        words = [kind]
+        if one.mbps and kind in _STEADY:
+            words.append(f"{one.mbps} Mbit/s")
+        if members := one.members or known.members:
+            words.append(f"of {' and '.join(sorted(members))}")
+        if one.name in bridges:
+            words.append(f"in {bridges[one.name]}")
+        found.update((each.host, f"{one.name} ({', '.join(words)})") for each in one.addresses if one.up)
+    return {one.host: found[one.host] for one in addresses if one.host in found}
 
 
 def addresses(wanted: tuple[str, ...], coordinator: Endpoint) -> tuple[NodeAddress, ...]:

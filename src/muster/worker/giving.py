@@ -28,9 +28,9 @@ from muster.bus.peer import PeerConnection
 from muster.errors import ModelError, PeerError, RequestError
 from muster.facts import HeldModel
 from muster.fetch.held import file_of
+from muster.fetch.looks import LOOK_SECONDS, Looks
 from muster.model.files import fingerprint, weight_files
-from muster.peer_protocol import FetchFile, FileFollows, Files, ListFiles, PeerFile
-from muster.worker.looks import LOOK_SECONDS, Looks
+from muster.peer_protocol import AnyPeerReply, FetchFile, FileFollows, Files, ListFiles, PeerFile
 from muster.worker.peer import PeerServer
 
 #: Files on their way at one time; others wait for their turn.
@@ -81,17 +81,64 @@ class Digests:
                 self._changed.notify_all()
 
 
+class Transfers:
+    """Sends pieces of files, so many at a time as there may be."""
+
+    def __init__(self) -> None:
+        self._turns = anyio.Semaphore(MAXIMUM_TRANSFERS)
+        # Threads of their own: transfers last minutes and must not keep others from theirs.
+        self._threads = anyio.CapacityLimiter(MAXIMUM_TRANSFERS)
+
+    async def send(self, connection: PeerConnection, head: AnyPeerReply, stream: FileIO, offset: int, end: int) -> None:
+        """Send `head`, then the file from `offset` to `end` by `sendfile` from a thread, around this process.
+
+        Raises:
+            PeerError: the receiver is gone, or took nothing for a while.
+        """
+        async with self._turns:
+            await connection.send(head)
+            await self._send(connection, stream, offset, end)
+
+    async def _send(self, connection: PeerConnection, stream: FileIO, offset: int, end: int) -> None:
+        target, receiver = connection.socket, connection.other
+        target.settimeout(_SILENCE_SECONDS)
+        done = anyio.Event()
+        # The thread has its own descriptors: one that hangs in a disk is given up when the receiver is gone.
+        own = target.dup()
+        own.settimeout(_SILENCE_SECONDS)
+        source = os.fdopen(os.dup(stream.fileno()), "rb", buffering=0)
+
+        def send() -> None:
+            with own, source:
+                send_file(own, source.fileno(), offset, end)
+
+        async def watch() -> None:
+            await connection.until_gone()
+            group.cancel_scope.cancel()
+
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(_cut_when_cancelled, target, done)
+                group.start_soon(watch)
+                await anyio.to_thread.run_sync(send, abandon_on_cancel=True, limiter=self._threads)
+                done.set()
+                group.cancel_scope.cancel()
+        except* OSError as errors:
+            raise PeerError(f"{receiver} takes the file no more: {errors.exceptions[0]}") from errors
+        if not done.is_set():
+            raise PeerError(f"{receiver} takes the file no more: it closed the connection")
+        target.setblocking(False)
+
+
 class Giving:
     """The two handlers. `held` is what the node holds now, cheap enough to be asked for every request."""
 
-    def __init__(self, held: Callable[[], tuple[HeldModel, ...]]) -> None:
+    def __init__(self, held: Callable[[], tuple[HeldModel, ...]], transfers: Transfers | None = None) -> None:
         self._held = held
         self._digests = Digests()
         # Apart: files that are read for their digests take minutes.
         self._looks, self._reads = Looks(_LOOKS), Looks(_LOOKS)
-        self._transfers = anyio.Semaphore(MAXIMUM_TRANSFERS)
-        # Threads of their own: transfers last minutes and must not keep others from theirs.
-        self._threads = anyio.CapacityLimiter(MAXIMUM_TRANSFERS)
+        self._transfers = Transfers() if transfers is None else transfers
 
     def register(self, server: PeerServer) -> None:
         """Answer on this port."""
@@ -125,44 +172,14 @@ class Giving:
             FetchError: it cannot be opened in time.
             PeerError: the receiver is gone, or took nothing for a while.
         """
-        opened = await self._looks.find(lambda: self._open(request), f"{request.name} in {request.path}")
-        with opened as stream:
+        found = await self._looks.find(lambda: self._open(request), f"{request.name} in {request.path}")
+        with found as stream:
             size = os.fstat(stream.fileno()).st_size
             if not 0 <= request.offset <= size:
                 raise RequestError(f"{request.name} has {size} bytes; byte {request.offset} was asked for")
-            async with self._transfers:
-                await connection.send(FileFollows(bytes=size - request.offset, size=size))
-                await self._send(connection, stream, request.offset)
-
-    async def _send(self, connection: PeerConnection, stream: FileIO, offset: int) -> None:
-        target, receiver = connection.socket, connection.other
-        target.settimeout(_SILENCE_SECONDS)
-        done = anyio.Event()
-        # The thread has its own descriptors: one that hangs in a disk is given up when the receiver is gone.
-        own = target.dup()
-        own.settimeout(_SILENCE_SECONDS)
-        source = os.fdopen(os.dup(stream.fileno()), "rb", buffering=0)
-
-        def send() -> None:
-            with own, source:
-                send_file(own, source.fileno(), offset)
-
-        async def watch() -> None:
-            await connection.until_gone()
-            group.cancel_scope.cancel()
-
-        try:
-            async with anyio.create_task_group() as group:
-                group.start_soon(_cut_when_cancelled, target, done)
-                group.start_soon(watch)
-                await anyio.to_thread.run_sync(send, abandon_on_cancel=True, limiter=self._threads)
-                done.set()
-                group.cancel_scope.cancel()
-        except* OSError as errors:
-            raise PeerError(f"{receiver} takes the file no more: {errors.exceptions[0]}") from errors
-        if not done.is_set():
-            raise PeerError(f"{receiver} takes the file no more: it closed the connection")
-        target.setblocking(False)
+            await self._transfers.send(
+                connection, FileFollows(bytes=size - request.offset, size=size), stream, request.offset, size
+            )
 
     def _list(self, request: ListFiles) -> Files:
         held = self._model(request.path)
@@ -192,7 +209,7 @@ class Giving:
         try:
             file = file_of(self._model(request.path), request.name)
             if file is not None:
-                return _opened(file)
+                return opened(file)
         except (OSError, ValueError) as error:  # gone meanwhile, no permission, or no name at all
             raise RequestError(f"{request.name!r} in {request.path} cannot be opened: {error}") from error
         raise RequestError(f"{request.name!r} is no file of the model in {request.path} that is given to others")
@@ -217,16 +234,16 @@ async def _cut_when_cancelled(target: socket.socket, done: anyio.Event) -> None:
                 target.shutdown(socket.SHUT_RDWR)
 
 
-def send_file(target: socket.socket, source: int, offset: int) -> None:
-    """Send the descriptor `source` from byte `offset` to its end; `target` has a timeout, which holds for each piece.
+def send_file(target: socket.socket, source: int, offset: int, end: int) -> None:
+    """Send bytes `offset` to `end` of the descriptor `source`; `target` has a timeout, which holds for each piece.
 
     Raises:
         OSError: the receiver is gone or too slow.
     """
-    timeout, size = target.gettimeout(), os.fstat(source).st_size
-    while offset < size:
+    timeout = target.gettimeout()
+    while offset < end:
         try:
-            sent = os.sendfile(target.fileno(), source, offset, min(_PIECE_BYTES, size - offset))
+            sent = os.sendfile(target.fileno(), source, offset, min(_PIECE_BYTES, end - offset))
         except BlockingIOError:
             _wait_writable(target, timeout)
             continue
@@ -242,8 +259,12 @@ def _wait_writable(target: socket.socket, seconds: float | None) -> None:
         raise TimeoutError(f"it took nothing for {seconds:g} s")
 
 
-def _opened(file: Path) -> FileIO:
-    """The file, where it is a regular one; to open a pipe would wait for whoever writes to it."""
+def opened(file: Path) -> FileIO:
+    """The file, where it is a regular one; to open a pipe would wait for whoever writes to it.
+
+    Raises:
+        OSError: it is none, or cannot be opened.
+    """
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not file_stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -257,7 +278,7 @@ def _opened(file: Path) -> FileIO:
 def _read(file: Path) -> str:
     digest = xxhash.xxh3_128()
     buffer = bytearray(_READ_BYTES)
-    with _opened(file) as stream:
+    with opened(file) as stream:
         while count := stream.readinto(buffer):
             digest.update(memoryview(buffer)[:count])
     return digest.hexdigest()

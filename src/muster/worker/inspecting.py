@@ -9,10 +9,10 @@ from typing import Final
 from muster.bus.peer import PeerConnection
 from muster.errors import ModelError
 from muster.facts import HeldModel
+from muster.fetch.looks import LOOK_SECONDS, Looks
 from muster.fetch.survey import Survey
 from muster.model.hub import absent
 from muster.peer_protocol import Inspected, InspectModel
-from muster.worker.looks import LOOK_SECONDS, Looks
 
 #: How long the hub may take: it is asked for a list, an index and headers.
 _HUB_SECONDS: Final = 60.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from pathlib import Path
 
 import anyio
 from loguru import logger
@@ -12,11 +13,12 @@ from muster.errors import UnreachableError
 from muster.model.hub import cache_directory
 from muster.probe.collect import Subject
 from muster.probe.interfaces import interfaces
-from muster.spec import BootId, NodeAddress, NodeInfo
+from muster.spec import BootId, NodeAddress, NodeId, NodeInfo
 from muster.worker import facts
 from muster.worker.peer import PeerServer
 from muster.worker.pool import RunnerPool
 from muster.worker.settings import WorkerSettings
+from muster.worker.telling import TESTING_FACTS
 
 #: Between two looks for a route to the coordinator.
 _ROUTE_RETRY_SECONDS = 1.0
@@ -41,7 +43,7 @@ async def introduce(
         node=settings.node,
         boot=boot,
         hostname=socket.gethostname(),
-        machine=facts.machine_id(),
+        machine=_testing_machine(settings.node) or facts.machine_id(),
         pid=os.getpid(),
         addresses=addresses,
         addresses_given=given,
@@ -61,10 +63,20 @@ async def introduce(
         versions=probe.warm.versions,
         backends=probe.warm.backends,
         memory_gbps=probe.warm.memory_gbps,
+        device=probe.warm.device,
         blas=pool.blas,
         directories=(settings.directory, settings.copies_directory, cache_directory()),
     )
     return info, subject
+
+
+def _testing_machine(node: NodeId) -> str:
+    """Its name, where a test gives the node Thunderbolt ports: other nodes of this machine must not share them."""
+    path = Path(os.environ.get(TESTING_FACTS, "").replace("{node}", node))
+    try:
+        return node if '"thunderbolt"' in path.read_text() else ""
+    except OSError:
+        return ""
 
 
 async def _find_addresses(settings: WorkerSettings) -> tuple[NodeAddress, ...]:

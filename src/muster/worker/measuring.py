@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-import zlib
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -16,18 +15,17 @@ from loguru import logger
 
 from muster.bus.peer import PeerConnection, dialled
 from muster.errors import MusterError, PeerError, RequestError
-from muster.links import Measured, NodeLinks, is_loopback, offered
+from muster.links import Measured, NodeLinks
 from muster.peer_protocol import AnyPeerReply, Burst, DialBack, DialledBack, PeerRefused, Ping, Pong, Watch
 from muster.protocol import TellLinks
 from muster.spec import NodeId, NodeInfo
 from muster.state import State
-from muster.worker.peer import BURST_SECONDS, MAXIMUM_BURST_BYTES, PeerServer, send_burst, whoever
+from muster.worker.pairs import is_reachable, leads, lot, neighbours, pairs_of
+from muster.worker.peer import BURST_SECONDS, MAXIMUM_BURST_BYTES, PeerServer, send_burst, shortened, whoever
 
 #: How many others a node pings, and sends bursts to: in a larger cluster the rest is left unmeasured.
 MAXIMUM_PINGED: Final = 256
 MAXIMUM_BURSTS: Final = 64
-#: Pairs of addresses that are tried with one other node.
-MAXIMUM_PAIRS: Final = 16
 #: Others that are measured at one time; of the bursts among them there is one.
 _AT_ONCE: Final = 8
 _CONNECT_SECONDS: Final = 2.0
@@ -60,6 +58,7 @@ class _Other(msgspec.Struct):
     due: float = 0.0  #: when it is to be measured, on the monotonic clock
     failures: int = 0  #: in a row
     round: int = -1  #: that it was last measured for
+    once: set[tuple[str, str]] = msgspec.field(default_factory=set)  #: pairs that worked at some time
     watched: dict[tuple[str, str], anyio.CancelScope] = msgspec.field(default_factory=dict)
 
     def later(self) -> None:
@@ -91,6 +90,7 @@ class Measurer:
         self._round = self._answered = 0
         self._told = NodeLinks(node=info.node, boot=info.boot, n=0)
         self._wake = anyio.Event()
+        peers.on_unwatched = self._unwatched
 
     def see(self, state: State) -> None:
         """Take the newest state: who is there, and at which addresses."""
@@ -105,9 +105,9 @@ class Measurer:
         there = {
             name: node.info
             for name, node in state.nodes.items()
-            if node.lost is None and name != self._info.node and _reachable(self._info, node.info)
+            if node.lost is None and name != self._info.node and is_reachable(self._info, node.info)
         }
-        near = sorted(there, key=lambda name: (_lot(self._info.node, name), name))[:MAXIMUM_PINGED]
+        near = sorted(there, key=lambda name: (lot(self._info.node, name), name))[:MAXIMUM_PINGED]
         for name in self._others.keys() - set(near):
             self._others.pop(name).watch_only(())
         for name in near:
@@ -133,11 +133,16 @@ class Measurer:
 
     def tell(self) -> None:
         """Tell the coordinator what is known, as after each new welcome."""
-        if self._told.n:
+        if not self._told.n:
+            return
+        silent = tuple(msgspec.structs.replace(one, error="") for one in self._told.measured)
+        for links in (self._told, msgspec.structs.replace(self._told, measured=silent)):
             try:
-                self._send(TellLinks(links=self._told))
+                self._send(TellLinks(links=links))
             except RequestError as error:  # thousands of pairs, each with a long reason why it does not work
-                logger.warning("not told to the coordinator: {}", error.message)
+                logger.warning("too much to tell the coordinator; reasons are left out: {}", error.message)
+            else:
+                return
 
     async def run(self) -> None:
         """Measure until cancelled; returns at once where nobody could dial back."""
@@ -201,7 +206,7 @@ class Measurer:
         info, other.due = other.info, float("inf")
         bursts = name in self._mine()[:MAXIMUM_BURSTS]
         pairs = pairs_of(self._info, info)
-        rated = {(one.own, one.host): one for one in other.measured if one.mbps_out and other.round == round}
+        rated = {(one.own, one.host): one for one in other.measured if _is_rated(one) and other.round == round}
         found: dict[tuple[str, str], Measured] = {}
 
         async def one(pair: tuple[str, str]) -> None:
@@ -209,16 +214,21 @@ class Measurer:
             now = await self._try(info, *pair, bursts=bursts and before is None)
             if before is not None and now.reached and now.dialled_back:
                 now = msgspec.structs.replace(now, mbps_out=before.mbps_out, mbps_in=before.mbps_in)
-            found[pair] = now
+            found[pair] = msgspec.structs.replace(now, error=shortened(now.error))
 
         async with anyio.create_task_group() as group:
             for pair in pairs:
                 group.start_soon(one, pair)
         other.measured, other.round = tuple(found[pair] for pair in pairs), round
         fine = [(one.own, one.host) for one in other.measured if one.reached and one.dialled_back]
-        if len(fine) < len(pairs):
+        other.once.update(fine)
+        # What routing never joined is not waited for, where another pair is there.
+        expected = other.once.intersection(pairs).union(neighbours(self._info, info))
+        # A burst whose turn did not come, or that failed, must not leave a fast link without its rate.
+        unrated = bursts and not all(_is_rated(found[pair]) for pair in fine)
+        if not fine or not expected <= set(fine) or unrated:
             other.later()
-        elif not _leads(self._info.node, name):
+        elif not leads(self._info.node, name):
             other.failures = 0  # where this end watches, a watch that lasts says so
         other.watch_only(fine)
         if self._others.get(name) is other and name in self._mine()[:_WATCHED]:
@@ -229,7 +239,7 @@ class Measurer:
 
     def _mine(self) -> list[NodeId]:
         """Those with whom it is this end that sends the bursts, and watches."""
-        return [name for name in self._others if _leads(self._info.node, name)]
+        return [name for name in self._others if leads(self._info.node, name)]
 
     async def _watch(self, other: _Other, pair: tuple[str, str]) -> None:
         """Keep a connection over a pair of addresses, and measure again when it ends."""
@@ -244,9 +254,17 @@ class Measurer:
                     await connection.skip(1, seconds=float("inf"))  # nothing comes before the end
         finally:
             del other.watched[pair]
-        if scope.cancel_called:
-            return
-        if time.monotonic() - began >= _STABLE_SECONDS:
+        if not scope.cancel_called:
+            self._ended(other, time.monotonic() - began)
+
+    def _unwatched(self, host: str, seconds: float) -> None:
+        """A watch from the other end is over: what was measured from here may be as old as that."""
+        for other in self._others.values():
+            if any(one.host == host for one in other.measured):
+                self._ended(other, seconds)
+
+    def _ended(self, other: _Other, seconds: float) -> None:
+        if seconds >= _STABLE_SECONDS:
             other.due, other.failures = 0.0, 0
         else:
             other.later()
@@ -285,7 +303,7 @@ class Measurer:
             case DialledBack(reached=True):
                 return ""
             case DialledBack(error=error):
-                return error
+                return error or f"{connection.other} does not say why it cannot dial back"
             case reply:
                 return f"{connection.other} answers a dial-back with {type(reply).__name__}"
 
@@ -328,6 +346,10 @@ class Measurer:
         return None
 
 
+def _is_rated(one: Measured) -> bool:
+    return bool(one.mbps_out and one.mbps_in)
+
+
 async def _pinged(connection: PeerConnection, ping: Ping) -> tuple[float, AnyPeerReply]:
     """The best round trip of a few, in microseconds, and the last answer."""
     best = float("inf")
@@ -339,34 +361,3 @@ async def _pinged(connection: PeerConnection, ping: Ping) -> tuple[float, AnyPee
         best = min(best, (time.monotonic_ns() - begin) / 1_000)
     assert reply is not None
     return best, reply
-
-
-# --- who measures what, by the nodes' names alone -------------------------------------------------------------------
-
-
-def pairs_of(one: NodeInfo, other: NodeInfo) -> tuple[tuple[str, str], ...]:
-    """The pairs of addresses that may be neighbours: those of the same network, else the first of each."""
-    left, right = (
-        tuple(address for address in offered(info) if not is_loopback(address.host)) for info in (one, other)
-    )
-    pairs = [(own.host, there.host) for own in left for there in right if own.network == there.network]
-    if not pairs and left and right:
-        pairs = [(left[0].host, right[0].host)]
-    return tuple(pairs[:MAXIMUM_PAIRS])
-
-
-def _reachable(own: NodeInfo, other: NodeInfo) -> bool:
-    """Whether there is something to measure: a peer port, on another network stack, with addresses beyond loopback."""
-    return bool(
-        other.peer_port and not (own.network_id and own.network_id == other.network_id) and pairs_of(own, other)
-    )
-
-
-def _lot(one: NodeId, other: NodeId) -> int:
-    """A number that both ends draw from their two names: the same for both, and without a pattern."""
-    return zlib.crc32(f"{min(one, other)}\0{max(one, other)}".encode())
-
-
-def _leads(own: NodeId, other: NodeId) -> bool:
-    """Whether it is this end that sends the bursts, and watches the link."""
-    return (own < other) == (_lot(own, other) % 2 == 0)

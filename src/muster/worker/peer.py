@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import socket as std_socket
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, TypeVar, cast
@@ -75,6 +76,8 @@ class PeerServer:
         self._garbage = Throttle()
         self._faults = Throttle()
         self.bursting = anyio.Lock()
+        #: Told of each watch from another node that ends: that node's address, and how many seconds it lasted.
+        self.on_unwatched: Callable[[str, float], None] = lambda host, seconds: None
         self.handle(Ping, self._ping)
         self.handle(Burst, self._burst)
         self.handle(DialBack, self._dial_back)
@@ -222,6 +225,7 @@ class PeerServer:
                 "as many links as may be are watched here", remedy="measure this one again from time to time"
             )
         self._watches[other] += 1
+        began = time.monotonic()
         try:
             await connection.send(self.pong(connection))
             await connection.skip(1, seconds=float("inf"))  # nothing comes: the kernel says when the link is gone
@@ -229,6 +233,7 @@ class PeerServer:
             self._watches[other] -= 1
             if not self._watches[other]:
                 del self._watches[other]
+            self.on_unwatched(other, time.monotonic() - began)
 
     async def _dial_back(self, request: DialBack, connection: PeerConnection) -> DialledBack:
         """Only the caller's own address is dialled: nobody can make this worker knock at another's door."""
@@ -250,10 +255,14 @@ def _tellable(failure: Failure) -> Failure:
     """The failure with what it quotes made fit for a message: names on disks may be no UTF-8, and very long."""
 
     def fit(text: str) -> str:
-        text = text.encode(errors="backslashreplace").decode()
-        return text if len(text) <= _REFUSAL_CHARACTERS else f"{text[:_REFUSAL_CHARACTERS]}…"
+        return shortened(text.encode(errors="backslashreplace").decode())
 
     return msgspec.structs.replace(failure, message=fit(failure.message), remedy=fit(failure.remedy))
+
+
+def shortened(text: str) -> str:
+    """The text, cut where it is longer than anybody reads; other nodes send texts of megabytes."""
+    return text if len(text) <= _REFUSAL_CHARACTERS else f"{text[:_REFUSAL_CHARACTERS]}…"
 
 
 def whoever(host: str, reply: AnyPeerReply, node: NodeId, boot: BootId) -> str:

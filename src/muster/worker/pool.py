@@ -94,6 +94,15 @@ class RunnerPool:
             )
         return runner
 
+    async def measure(self) -> float | None:
+        """How fast memory is now, in GB/s, as a light runner of its own finds; `None` where it cannot."""
+        try:
+            runner = await self.probe()
+        except (BackendError, OSError) as error:
+            logger.warning("how fast memory is was not measured: {}", error)
+            return None
+        return runner.warm.memory_gbps if runner.warm is not None else None
+
     async def take(self, *, full: bool) -> RunnerProcess:
         """A runner for a rank: a warm one, or a cold one that imports no more than it must (`full`: mlx-lm).
 

@@ -24,6 +24,7 @@ from muster.rank_protocol import FromRank, Stop, ToRank, WarmFrame
 from muster.runner.counter import StepCounter, counter_file
 from muster.runner.frames import HEADER_BYTES, encode_frame, frame_length
 from muster.worker.family import MARK, left_of
+from muster.worker.footprint import footprint_bytes
 from muster.worker.reaper import Reaper
 from muster.worker.records import Records
 
@@ -106,6 +107,17 @@ class RunnerProcess:
     def step(self) -> int:
         """The step that a rank of a model is at, 0 before its first; of one that stands still as well."""
         return self._counter.step if self._counter is not None else 0
+
+    def used_bytes(self) -> int:
+        """Memory of the process: what is resident, or what MLX has allocated where that is more; 0 when it is gone.
+
+        On a GPU, the Mac's own included, MLX's memory is no part of what is resident. A script notes nothing: on a Mac
+        the system knows.
+        """
+        resident = self.resident_bytes()
+        if not resident or self._counter is None:
+            return resident
+        return max(resident, self._counter.allocated_bytes, footprint_bytes(self.pid))
 
     def resident_bytes(self) -> int:
         """Resident memory of the process, 0 when it is gone."""

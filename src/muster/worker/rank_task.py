@@ -91,9 +91,9 @@ class RankTask:
 
     @property
     def memory_bytes(self) -> int:
-        """Resident memory of the rank's runner, 0 where it has none."""
+        """Memory of the rank's runner, 0 where it has none."""
         runner = self._runner
-        return 0 if runner is None or runner.ended else runner.resident_bytes()
+        return 0 if runner is None or runner.ended else runner.used_bytes()
 
     def stop(self) -> None:
         """The worker itself is being stopped: the rank fails with that as the cause."""
@@ -330,7 +330,8 @@ class RankTask:
             with anyio.move_on_after(_WORD_SECONDS):  # rank 0 has heard first that the instance is to end
                 await anyio.sleep_forever()  # `_leave_when_unwanted` cancels this
         if not (script and self._phase is Phase.RUNNING and code == 0):
-            ended = diagnosis.ended(code, self._runner.tail, script=script, phase=self._phase)
+            ranks = self.place.world_size
+            ended = diagnosis.ended(code, self._runner.tail, script=script, phase=self._phase, ranks=ranks)
             raise RankError(jaccl.crashed(ended) if self.place.backend == "jaccl" else ended)
 
     async def _output_sent(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -35,7 +36,7 @@ from muster.events import (
     RankFetched,
     Unknown,
 )
-from muster.fetch.held import held_models
+from muster.fetch.held import caches, held_models
 from muster.filelock import FileLock
 from muster.group.ports import Reservation, reserve
 from muster.group.scope import owner_alive, private_directory, sweep
@@ -45,7 +46,7 @@ from muster.protocol import Beat, Held, RankUse
 from muster.spec import Assignment, BootId, NodeInfo
 from muster.state import Aside, Assigned, State, wants_ranks
 from muster.worker.census import RankKey, endings, holdings
-from muster.worker.giving import Giving
+from muster.worker.giving import Giving, Transfers
 from muster.worker.inspecting import Inspector
 from muster.worker.introducing import introduce
 from muster.worker.measuring import Measurer
@@ -55,7 +56,9 @@ from muster.worker.rank_task import RankTask
 from muster.worker.reaper import Reaper
 from muster.worker.records import Records
 from muster.worker.settings import WorkerSettings
+from muster.worker.sharing import Sharing
 from muster.worker.site import Site
+from muster.worker.speed import SpeedMeter
 from muster.worker.telling import Teller
 from muster.worker.unburied import REMEDY
 from muster.worker.watch import Place, StateWatch
@@ -70,6 +73,8 @@ _ASIDE_SECONDS = 10.0
 _VITALS_SECONDS = 5.0
 #: A heartbeat that is so late tells of a standstill of the worker itself.
 _STANDSTILL_SECONDS = 1.0
+#: The load of a machine that counts as idle, for each of its cores.
+_IDLE_SHARE = 0.25
 #: Ranks that this boot began, as many as are remembered.
 _BEGUN_KEPT = 10_000
 
@@ -89,10 +94,16 @@ class Worker:
         self._said_lost = False
         self._teller: Teller | None = None
         self._measurer: Measurer | None = None
+        self._speed: SpeedMeter | None = None
         self._peers = PeerServer(settings.node, self._boot)
-        self._held = functools.partial(held_models, settings.models, settings.copies_directory)
+        self._held = functools.partial(
+            held_models, settings.models, settings.copies_directory, shareable=settings.share
+        )
         self._peers.handle(InspectModel, Inspector(self._held, offline=settings.offline).answer)
-        Giving(self._held).register(self._peers)
+        transfers = Transfers()
+        Giving(self._held, transfers).register(self._peers)
+        if settings.share:
+            Sharing(functools.partial(caches, settings.copies_directory), transfers).register(self._peers)
 
     def stop(self) -> None:
         """End the worker: its ranks fail with that as the cause, and nothing of them is left."""
@@ -153,6 +164,8 @@ class Worker:
                 group.start_soon(self._beat, client, pool, reaper, follower, welcomed)
                 group.start_soon(self._tell_unburied, pool, outbox, info, welcomed)
                 group.start_soon(teller.run)
+                speed = self._speed = SpeedMeter(pool.measure, self._is_idle, teller.measured)
+                group.start_soon(speed.run)
                 measurer = self._measurer = Measurer(info, self._peers, client.send)
                 group.start_soon(measurer.run)
                 group.start_soon(self._peers.run)
@@ -301,6 +314,8 @@ class Worker:
             await task.run()
         finally:
             del self._tasks[key]
+            if self._teller is not None:
+                self._teller.look_soon()
 
     def _site(self, info: NodeInfo, groups: Path, generation: str) -> Site:
         return Site(
@@ -340,12 +355,18 @@ class Worker:
             client.send(beat)
             if follower.pulse is not None and self._measurer is not None:
                 self._measurer.hear(follower.pulse.measure_round)
+            if follower.pulse is not None and self._speed is not None:
+                self._speed.hear(follower.pulse.measure_round)
             reaper.check()
             welcome = follower.welcome
             pause = welcome.heartbeat_seconds if welcome is not None else _DEFAULT_HEARTBEAT_SECONDS
             await anyio.sleep(pause)
             if (late := time.monotonic() - now - pause) > _STANDSTILL_SECONDS:
                 logger.warning("this worker stood still for {:.1f} s: its machine is overloaded, or was stopped", late)
+
+    def _is_idle(self) -> bool:
+        """Whether the node has no rank, and the machine little else to do."""
+        return not self._tasks and os.getloadavg()[0] < _IDLE_SHARE * (os.cpu_count() or 1)
 
     def _vitals(self, pool: RunnerPool) -> Beat:
         uses = tuple(

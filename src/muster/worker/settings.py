@@ -16,8 +16,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How a worker runs. `directory` is its own: files of its runners, its lock, its last boot.
 
     `coordinators` are the addresses of the coordinator and its standbys, in any order. `models` are directories with
-    models, which are only read: other nodes may copy from them. What is copied from other nodes goes to `copies`.
-    With `offline` the hub is never asked.
+    models, which are only read: other nodes may copy from them. What is copied from other nodes goes to `copies`, which
+    all workers of a machine may have in common. With `offline` the hub is never asked; without `share` nothing is given
+    to other nodes.
     """
 
     node: NodeId
@@ -31,6 +32,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[Path, ...] = ()
     copies: Path | None = None  #: by default below `directory`
     offline: bool = False
+    share: bool = True
 
     @property
     def copies_directory(self) -> Path:

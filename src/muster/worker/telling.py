@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import anyio
-import anyio.to_thread
 import msgspec
 import psutil
 from loguru import logger
@@ -18,13 +17,13 @@ from muster.bus import ControlClient, Follower, Outbox
 from muster.errors import FetchError, RequestError
 from muster.events import NodeChanged
 from muster.facts import HeldModel, NodeFacts
-from muster.probe.collect import Subject, collect, refresh
+from muster.fetch.looks import Looks
+from muster.probe.collect import Subject, collect, look_at_gpu, refresh
 from muster.probe.interfaces import glance, interfaces
 from muster.probe.tools import Tools
 from muster.protocol import TellFacts
 from muster.spec import NodeAddress, NodeInfo
-from muster.worker.facts import candidates
-from muster.worker.looks import Looks
+from muster.worker.facts import candidates, carriers
 
 #: Between two looks at the interfaces, of some 0.1 ms each.
 POLL_SECONDS: Final = 2.0
@@ -36,14 +35,17 @@ _MOVED_BYTES: Final = 256 * 2**20
 _MOVED_PART: Final = 0.05
 #: Between two runs of the system's slow tools while no interface changes: a cable in a bridge changes none.
 _COLLECT_SECONDS: Final = 300.0
+#: Between two looks at what the GPU may have, which run a tool where there is one to ask.
+_GPU_SECONDS: Final = 30.0
 #: Between two scans for models, of some milliseconds each.
 _SCAN_SECONDS: Final = 60.0
-#: How long a scan may take before it counts as hanging; where one does, the next waits for it.
+#: How long a scan, a run of the slow tools, and a quick look may take before they count as hanging; where one does,
+#: the next of its kind waits for it.
 _SCANNING_SECONDS: Final = 20.0
+_COLLECTING_SECONDS: Final = 60.0
+_GLANCING_SECONDS: Final = 5.0
 #: Facts that tests put in the place of those found out: a JSON object of fields of `NodeFacts`, "{node}" in the path.
 TESTING_FACTS: Final = "MUSTER_TESTING_FACTS"
-
-T = TypeVar("T")
 
 
 class Teller:
@@ -72,12 +74,15 @@ class Teller:
         self._held = held
         self._clock = clock
         self._tools = Tools()
-        self._scans = Looks(1)
+        self._addresses, self._machine, self._gpu, self._scans = Looks(1), Looks(1), Looks(1), Looks(1)
         self._seen: object = None
+        self._carriers: dict[str, str] = {}  #: by address
         self._changed = anyio.Event()
-        self._faulty = False
-        self._unknown: dict[str, str] = {}  #: of models, which are scanned for apart from the rest
+        #: Models, and why some are not known: they are scanned for apart from the rest.
+        self._models: tuple[HeldModel, ...] = ()
+        self._unknown: dict[str, str] = {}
         self._changed_at = self._refreshed_at = self._collected_at = self._scanned_at = float("-inf")
+        self._gpu_at = clock()  #: the first look at the whole machine sees it too
 
     async def wait_change(self) -> None:
         """Wait until the facts are others than now."""
@@ -98,53 +103,92 @@ class Teller:
             else:
                 return
 
+    def measured(self, memory_gbps: float) -> None:
+        """The memory's speed was measured again: the best sample counts, for others were taken beside something."""
+        if memory_gbps <= (self._subject.memory_gbps or 0.0):
+            return
+        self._subject = msgspec.structs.replace(self._subject, memory_gbps=memory_gbps)
+        if self.facts is not None:
+            self._keep(msgspec.structs.replace(self.facts, memory_gbps=memory_gbps))
+
+    def look_soon(self) -> None:
+        """A rank has ended: look at the GPU's memory at the next look."""
+        self._gpu_at = float("-inf")
+
     def scan_soon(self) -> None:
         """Models came or went: scan at the next look."""
         self._scanned_at = float("-inf")
 
     async def run(self) -> None:
         """Look for changes until cancelled. What cannot be seen now, for want of descriptors, is looked at later."""
+        async with anyio.create_task_group() as group:
+            # Each by itself: a disk that hangs must not hide that an address is gone.
+            for look in (self._look_at_addresses, self._look_at_machine, self._look_at_gpu, self._look_for_models):
+                group.start_soon(self._repeat, look)
+
+    async def _repeat(self, look: Callable[[], Awaitable[None]]) -> None:
+        faulty = False
         while True:
             try:
-                await self._look()
-                self._faulty = False
-            except (OSError, psutil.Error) as error:
-                if not self._faulty:
+                await look()
+                faulty = False
+            except (OSError, psutil.Error, FetchError) as error:
+                if not faulty:
                     logger.warning("this machine cannot be looked at now: {}", error)
-                self._faulty = True
+                faulty = True
             await anyio.sleep(POLL_SECONDS)
 
-    async def _look(self) -> None:
+    async def _look_at_machine(self) -> None:
         now = self._clock()
         seen = (glance(), _testing_time(self.info))
         if seen != self._seen or now - self._collected_at >= _COLLECT_SECONDS:
-            found = await _in_thread(lambda: collect(self._subject, self._tools))
+            found = await self._machine.find(
+                lambda: collect(self._subject, self._tools), "this machine", seconds=_COLLECTING_SECONDS
+            )
             self._collected_at = self._refreshed_at = now
             self._seen = seen
-            self._keep(msgspec.structs.replace(found, models=self.facts.models if self.facts is not None else ()))
+            self._keep(found)
         elif self.facts is not None and now - self._refreshed_at >= _REFRESH_SECONDS:
             self._refreshed_at = now
             facts = self.facts
-            if await _in_thread(lambda: _moved(facts)):
-                self._keep(await _in_thread(lambda: refresh(facts, self._subject, self._tools)))
-        if now - self._changed_at >= _CHANGE_SECONDS:
-            await self._report_addresses(now)
-        if now - self._scanned_at >= _SCAN_SECONDS:
-            self._scanned_at = now
-            try:
-                models, unknown = _tellable(await self._scans.find(self._held, "models", seconds=_SCANNING_SECONDS))
-            except FetchError as error:
-                models, unknown = (self.facts.models if self.facts is not None else ()), error.message
-            self._unknown = {"models": unknown} if unknown else {}
-            if self.facts is not None:
-                self._keep(msgspec.structs.replace(self.facts, models=models))
+            moved = await self._machine.find(
+                lambda: refresh(facts, self._subject, self._tools) if _moved(facts) else None,
+                "memory and disks",
+                seconds=_GLANCING_SECONDS,
+            )
+            if moved is not None:
+                self._keep(moved)
+
+    async def _look_at_gpu(self) -> None:
+        now = self._clock()
+        if (facts := self.facts) is None or not facts.gpus or now - self._gpu_at < _GPU_SECONDS:
+            return
+        self._gpu_at = now
+        found = await self._gpu.find(
+            lambda: look_at_gpu(facts, self._tools), "the GPU's memory", seconds=_SCANNING_SECONDS
+        )
+        self._keep(msgspec.structs.replace(self.facts, gpus=found.gpus, wired_limit_bytes=found.wired_limit_bytes))
+
+    async def _look_for_models(self) -> None:
+        now = self._clock()
+        if now - self._scanned_at < _SCAN_SECONDS:
+            return
+        self._scanned_at = now
+        unknown = ""
+        try:
+            self._models, unknown = _tellable(await self._scans.find(self._held, "models", seconds=_SCANNING_SECONDS))
+        except FetchError as error:
+            unknown = error.message
+        self._unknown = {"models": unknown} if unknown else {}
+        if self.facts is not None:
+            self._keep(self.facts)
 
     def _keep(self, found: NodeFacts) -> None:
         before = self.facts
         if before is not None:
             found = msgspec.structs.replace(found, n=before.n)
         others = {name: why for name, why in found.unknown.items() if name != "models"}
-        found = msgspec.structs.replace(found, unknown={**others, **self._unknown})
+        found = msgspec.structs.replace(found, models=self._models, unknown={**others, **self._unknown})
         found = _overridden(found, self.info)
         if found == before:
             return
@@ -153,26 +197,36 @@ class Teller:
         changed, self._changed = self._changed, anyio.Event()
         changed.set()
 
+    async def _look_at_addresses(self) -> None:
+        now = self._clock()
+        if now - self._changed_at >= _CHANGE_SECONDS:
+            await self._report_addresses(now)
+
     async def _report_addresses(self, now: float) -> None:
-        """Report that addresses came or went; of a node whose operator gave them, only those count."""
-        before = self.info.candidates
-        there = await _in_thread(interfaces)  # some files for each, and containers have hundreds
+        """Report that addresses came, went or moved; of a node whose operator gave them, only those count."""
+        before, carried = self.info.candidates, self._carriers
+        # Some files for each, and containers have hundreds.
+        there = await self._addresses.find(interfaces, "interfaces", seconds=_GLANCING_SECONDS)
         found = candidates(self.info.addresses, there, given=self.info.addresses_given)
-        if set(found) == set(before):
+        if self.facts is not None:
+            self._carriers = carriers(found, there, self.facts.interfaces)
+        moved = tuple(
+            f"{host}: {carried[host]} → {carrier}"
+            for host, carrier in self._carriers.items()
+            if carried.get(host, carrier) != carrier
+        )
+        if set(found) == set(before) and not moved:
             return
         self._changed_at = now
         gone, new = _without(before, found), _without(found, before)
-        logger.warning("the addresses of this node changed: gone {}, new {}", gone or "none", new or "none")
-        self.info = msgspec.structs.replace(self.info, candidates=found)
-        self._follower.introduce(self.info)
+        told = (", ".join(some) or "none" for some in (gone, new, moved))
+        logger.warning("the addresses of this node changed: gone {}, new {}, moved {}", *told)
+        if set(found) != set(before):
+            self.info = msgspec.structs.replace(self.info, candidates=found)
+            self._follower.introduce(self.info)
         self._outbox.report(
-            NodeChanged(node=self.info.node, boot=self.info.boot, candidates=found, gone=gone, new=new), 0
+            NodeChanged(node=self.info.node, boot=self.info.boot, candidates=found, gone=gone, new=new, moved=moved), 0
         )
-
-
-async def _in_thread(look: Callable[[], T]) -> T:
-    """What `look` finds; a disk may be a network share that hangs, and the worker goes on, and ends, all the same."""
-    return await anyio.to_thread.run_sync(look, abandon_on_cancel=True)
 
 
 def _tellable(models: tuple[HeldModel, ...]) -> tuple[tuple[HeldModel, ...], str]:

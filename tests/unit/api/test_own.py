@@ -14,8 +14,19 @@ from serving import Served, served, wait_until
 from muster.api import own
 from muster.events import Envelope, Event, InstanceDeleted, InstanceDeleting, NodeLost, encode_event
 from muster.protocol import Beat, Create, Delete, Get
-from muster.replies import Accepted, AnyReply, Created, NodeClock, Snapshot
-from muster.spec import COORDINATOR, BootId, InstanceId, InstanceSpec, ModelWorkload, NodeId, NodeInfo, ScriptWorkload
+from muster.replies import Accepted, AnyReply, Created, NodeClock, Refused, Snapshot
+from muster.spec import (
+    COORDINATOR,
+    BootId,
+    Failure,
+    InstanceId,
+    InstanceSpec,
+    ModelWorkload,
+    NodeId,
+    NodeInfo,
+    ScriptWorkload,
+    Shortfall,
+)
 from muster.state import Instance, Node, State
 
 ONE, TWO = InstanceId("one-1"), InstanceId("two-2")
@@ -154,6 +165,13 @@ def test_a_spec_that_finds_no_place_is_a_conflict(web: httpx.Client, server: Ser
     response = web.post(f"{server.url}/api/instances", json={"workload": SCRIPT})
     assert response.status_code == 409
     assert response.json() == {"error": {"kind": "placement-refused", "message": "no node has 9 GiB"}}
+    short = Shortfall(node=NodeId("a"), reason="x", needed_bytes=9, available_bytes=7, missing_bytes=2)
+    backend.replies = lambda request: Refused(
+        failure=Failure(kind="placement-refused", message="no room"), shortfalls=(short,)
+    )
+    response = web.post(f"{server.url}/api/instances", json={"workload": SCRIPT})
+    assert response.json()["error"]["shortfalls"] == [msgspec.to_builtins(short)]
+    assert {"node", "what", "needed_bytes", "available_bytes", "missing_bytes"} < {*msgspec.to_builtins(short)}
 
 
 @pytest.mark.parametrize(("query", "now"), [("", False), ("?now=1", True), ("?now=false", False), ("?now", True)])

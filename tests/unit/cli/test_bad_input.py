@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 
@@ -11,8 +12,9 @@ from muster import __version__
 from muster.cli import instance_commands
 from muster.cli.app import main
 from muster.cli.errors import InterruptedBySignalError, exit_code_of
+from muster.cli.options import parse_backend
 from muster.errors import MusterError, PlacementError, RequestError, UnreachableError
-from muster.spec import InstanceSpec
+from muster.spec import BackendWish, InstanceSpec
 
 #: Nobody listens there: whoever tried to connect would end with 3.
 NOWHERE = ("--coordinator", "127.0.0.1:1")
@@ -23,6 +25,14 @@ def ends(arguments: list[str]) -> int:
         main(arguments)
     assert isinstance(caught.value.code, int)
     return caught.value.code
+
+
+@pytest.mark.parametrize("backend", get_args(BackendWish))
+def test_every_backend_that_a_spec_takes_is_an_option(backend: str) -> None:
+    assert parse_backend(backend) == backend
+    with pytest.raises(RequestError) as caught:
+        parse_backend(f"{backend}s")
+    assert backend in caught.value.remedy
 
 
 @pytest.mark.parametrize(

@@ -32,3 +32,12 @@ def test_the_code_is_the_scripts_own_or_1(failure: Failure, code: int, capsys: p
     assert failure.message in shown
     # The script's own last words were on standard output already.
     assert ("before" in shown) == (code == 1)
+
+
+@pytest.mark.parametrize(("remedy", "shown"), [("See its output: muster logs one", False), ("Replug the cable.", True)])
+def test_what_helps_is_shown_unless_it_is_the_output_that_was_seen(
+    remedy: str, shown: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failure = msgspec.structs.replace(FAILURE, remedy=remedy)
+    assert _exit_code(instance(Broken(failure), Gone(0), Gone(3), workload=SCRIPT)) == 3
+    assert (remedy in capsys.readouterr().err) == shown

@@ -22,6 +22,7 @@ from muster.events import (
     InstanceFailed,
     InstanceReady,
     InstanceRetried,
+    NodeChanged,
     NodeDraining,
     NodeHeard,
     NodeJoined,
@@ -55,6 +56,14 @@ LEFT = RankGone(
         (NodeLost(node=A, boot=BOOT, reason="gone\nfishing"), "a: gone�fishing", "red"),
         (NodeSuspected(node=A, boot=BOOT, reason="it is late"), "a: it is late", "yellow"),
         (NodeHeard(node=A, boot=BOOT), "a was heard again", "green"),
+        (
+            NodeChanged(
+                node=A, boot=BOOT, candidates=(), gone=("10.0.0.1",), new=("10.0.0.2",), moved=("10.0.0.3: x → y",)
+            ),
+            "a: its addresses changed: lost 10.0.0.1 and has 10.0.0.2; 10.0.0.3: x → y",
+            "",
+        ),
+        (NodeChanged(node=A, boot=BOOT, candidates=(), moved=("10.0.0.3: x → y",)), "a: 10.0.0.3: x → y", ""),
         (NodeDraining(node=A, reason="new memory"), "a: new memory", "yellow"),
         (NodeDraining(node=A, now=True), "a; scripts too", "yellow"),
         (

@@ -120,7 +120,7 @@ def test_a_pair_for_programs_has_the_link_and_every_trial() -> None:
 
 
 def test_describe_shows_the_links_of_the_ring_and_addresses_that_are_gone() -> None:
-    link = RankLink(own="10.0.0.1", host="10.0.0.2", kind="ethernet", mbps=9_410.0, rtt_us=212.0)
+    link = RankLink(own="10.0.0.1", host="10.0.0.2", kind="ethernet", mbps=9_410.0, rtt_us=212.0, own_interface="en0")
     back = RankLink(own="10.0.0.2", host="10.0.0.1", kind="ethernet")
     instance = cluster_states.instance()
     layout = Layout(ranks=(RankLayout(next=link), RankLayout(next=back)))
@@ -128,6 +128,7 @@ def test_describe_shows_the_links_of_the_ring_and_addresses_that_are_gone() -> N
     text = "\n".join(shown(instance_details(instance, [])))
     assert "0 → 1  ethernet  9.4 Gbit/s" in text
     assert "1 → 0  ethernet  not measured" in text
+    assert "10.0.0.1 (en0) → 10.0.0.2" in text
 
     rank = instance.ranks[0]
     there = msgspec.structs.replace(info(rank.node, "10.0.0.1"), boot=rank.boot)

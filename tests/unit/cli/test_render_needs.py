@@ -76,6 +76,14 @@ def test_windows_and_states_are_shown() -> None:
     assert "sequences run one by one" in text
 
 
+def test_what_a_quantised_cache_would_take_is_said_where_mlx_lm_has_one() -> None:
+    text = shown(needs(hidden_size=4096))
+    assert "  quantised it would be 10.625 KiB at 8 bits, 5.625 KiB at 4 bits; ranks keep it whole" in text
+    latent = LayerNeeds(weights_bytes=1, kv_token_bytes=1152, kv_divides=False)
+    for other in ({"layers": (latent,)}, {"bits": 32.0}, {"hidden_size": 32 * 48}):
+        assert "quantised" not in shown(needs(**({"hidden_size": 4096} | other)), ranks=(1,))
+
+
 def test_each_number_of_ranks_is_predicted_for_each_rank() -> None:
     found = forecasts(needs(), (1, 2, 9), ASKED)
     assert [(one.ranks, one.sharding, len(one.by_rank), bool(one.why_not)) for one in found] == [

@@ -6,14 +6,27 @@ from collections.abc import Sequence
 from typing import cast
 
 from muster.bus import Publisher
+from muster.coordinator import intake
 from muster.coordinator.ledger import Ledger
 from muster.errors import LogError
 from muster.eventlog.memory import MemoryEventLog
 from muster.events import Envelope, NodeJoined
 from muster.lifecycle import Settings
+from muster.needs import ModelNeeds
+from muster.placement import decide
+from muster.protocol import Create
+from muster.replies import Created, Refused
 from muster.spec import BootId, NodeAddress, NodeId, NodeInfo
 
 A, B = NodeId("a"), NodeId("b")
+
+
+def create(
+    ledger: Ledger, request: Create, needs: ModelNeeds | None = None, weights_bytes: int = 0
+) -> Created | Refused:
+    """Place an instance on the state as it is, and enter it."""
+    found = decide(request.spec, ledger.state, ledger.known(), needs, weights_bytes=weights_bytes)
+    return intake.create(ledger, request, found, needs)
 
 
 class Log(MemoryEventLog):

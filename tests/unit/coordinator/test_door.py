@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import anyio
+import anyio.to_thread
+import msgspec
 import pytest
 from books import Books
+from books import create as enter
 from fleet import DONE, Asked, Fleet
 
+from muster.coordinator import calls as calls_module
 from muster.coordinator import door as door_module
 from muster.coordinator.calls import Calls
 from muster.coordinator.comparing import Clocks
@@ -19,8 +25,10 @@ from muster.coordinator.knowledge import Knowledge
 from muster.coordinator.outputs import OutputStore
 from muster.coordinator.served import Readiness
 from muster.events import Envelope, InstanceReady, NodeJoined, NodeLost, decode_event
+from muster.links import NodeLinks
+from muster.placement import Placement, Refusal, decide
 from muster.protocol import Create, Delete, Generate, Get, Output, Query, ReadOutput
-from muster.replies import Chunk, Created, Found, Outputs, Refused, Snapshot
+from muster.replies import AnyReply, Chunk, Created, Found, Outputs, Refused, Snapshot
 from muster.spec import BootId, Failure, GroupWorkload, InstanceId, InstanceSpec, NodeId
 
 pytestmark = pytest.mark.anyio
@@ -42,8 +50,9 @@ class Desk:
         self.gateway.dispatcher = self.fleet.dispatcher
         self.outputs = OutputStore()
         self.woken = 0
+        self.knowledge = Knowledge()
         ledger = self.books.ledger
-        self.calls = Calls(self.books.log, ledger, self.outputs, Knowledge(), self.wake, Clocks(), {}, self.wake)
+        self.calls = Calls(self.books.log, ledger, self.outputs, self.knowledge, self.wake, Clocks(), {}, self.wake)
         self.door = Door(self.books.log, ledger, self.gateway, self.calls)
         ledger.on_event = lambda envelope, event: self.door.note_logged()
 
@@ -103,6 +112,82 @@ async def test_calls_are_answered_as_on_the_control_socket(desk: Desk) -> None:
     refused = await desk.door.call(Create(spec=InstanceSpec(workload=GroupWorkload(), ranks=2)))
     assert isinstance(refused, Refused)
     assert refused.failure.kind == "log-unavailable"
+
+
+async def test_links_are_left_out_where_nobody_wants_them(desk: Desk) -> None:
+    links = NodeLinks(node=NodeId("a"), boot=BootId("boot-1"), n=1)
+    desk.knowledge.tell_links(links, desk.door.state())
+    for request, expected in ((Get(), (links,)), (msgspec.msgpack.decode(b"\x81\xa4type\xa3get", type=Get), (links,))):
+        assert isinstance(found := await desk.door.call(request), Snapshot)
+        assert found.links == expected
+    assert isinstance(found := await desk.door.call(Get(links=False)), Snapshot)
+    assert found.links == ()
+
+
+class SlowSearch:
+    """In the place of `decide`: goes on once the test says so, and the first time changes the cluster meanwhile."""
+
+    def __init__(self, meanwhile: Callable[[], object] = lambda: None) -> None:
+        self.begun, self.free = threading.Event(), threading.Event()
+        self.advised: list[bool] = []
+        self.threads: list[threading.Thread] = []
+        self._meanwhile = meanwhile
+
+    def __call__(self, *given: Any, advise: bool = True, **more: Any) -> Placement | Refusal:
+        self.advised.append(advise)
+        self.threads.append(threading.current_thread())
+        self.begun.set()
+        assert self.free.wait(10), "the loop stood still"
+        if len(self.advised) == 1:
+            self._meanwhile()
+        return decide(*given, advise=advise, **more)
+
+
+async def created_slowly(desk: Desk, monkeypatch: pytest.MonkeyPatch, search: SlowSearch, create: Create) -> AnyReply:
+    """The answer, while the loop goes on."""
+    monkeypatch.setattr(calls_module, "decide", search)
+    replies: list[AnyReply] = []
+
+    async def ask() -> None:
+        replies.append(await desk.door.call(create))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(ask)
+        await anyio.to_thread.run_sync(search.begun.wait, 10)
+        assert isinstance(await desk.door.call(Get()), Snapshot)
+        assert replies == []
+        search.free.set()
+    return replies[0]
+
+
+async def test_an_instance_is_placed_beside_the_loop(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = NodeLost(node=NodeId("b"), boot=BootId("boot-1"), reason="its worker ended")
+    search = SlowSearch(lambda: desk.books.ledger.commit(gone))
+    spec = InstanceSpec(workload=GroupWorkload(), ranks=2)
+    created = await created_slowly(desk, monkeypatch, search, Create(spec=spec))
+    assert isinstance(created, Created)
+    assert search.advised == [False, False], "what was found for a cluster that is no more is found again"
+    assert {rank.node for rank in desk.door.state().instances[created.instance].ranks} == {"a"}
+
+
+async def test_a_refusal_is_advised_beside_the_loop(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    search = SlowSearch()
+    spec = InstanceSpec(workload=GroupWorkload(), ranks=99)
+    refused = await created_slowly(desk, monkeypatch, search, Create(spec=spec))
+    assert isinstance(refused, Refused)
+    assert refused.failure.kind == "placement-refused"
+    assert search.advised == [False, True]
+    assert threading.main_thread() not in search.threads
+
+
+async def test_what_was_created_under_the_key_meanwhile_is_the_answer(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = Create(spec=InstanceSpec(workload=GroupWorkload(), ranks=2), key="k")
+    search = SlowSearch(lambda: enter(desk.books.ledger, create))
+    created = await created_slowly(desk, monkeypatch, search, create)
+    assert isinstance(created, Created)
+    assert list(desk.door.state().instances) == [created.instance]
 
 
 async def test_reading_output_may_wait_for_it(desk: Desk) -> None:

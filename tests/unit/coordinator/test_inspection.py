@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
@@ -11,6 +12,7 @@ import msgspec
 import pytest
 from books import Books, info
 
+from muster.coordinator import inspection
 from muster.coordinator.inspection import Inspection
 from muster.coordinator.knowledge import Knowledge
 from muster.errors import FetchError, ModelError, PeerError
@@ -20,7 +22,7 @@ from muster.fetch.survey import Survey
 from muster.needs import LayerNeeds, ModelNeeds
 from muster.peer_protocol import Inspected, InspectModel, PeerRefused
 from muster.replies import Needs
-from muster.spec import BootId, Failure, NodeId
+from muster.spec import BootId, Failure, NodeAddress, NodeId
 
 NEEDS = ModelNeeds(model="m", model_type="llama", layers=(LayerNeeds(weights_bytes=8),), outside_bytes=4)
 
@@ -52,13 +54,16 @@ class Files:
 class Cluster:
     """Nodes at ports 1, 2, …, each with what it answers; an exception is raised."""
 
-    def __init__(self, files: Files, *answers: Any, holds: str = "") -> None:
+    def __init__(self, files: Files, *answers: Any, holds: str = "", dead: tuple[str, ...] = ()) -> None:
         books = Books()
+        self._dead = dead
         self.knowledge = Knowledge()
         self.asked: list[tuple[int, bool]] = []
         self._answers = answers
         for number in range(1, len(answers) + 1):
             node = msgspec.structs.replace(info(f"n{number}"), peer_port=number)
+            there = tuple(NodeAddress(host=host, network=f"{host}/32") for host in dead)
+            node = msgspec.structs.replace(node, addresses=(*there, *node.addresses))
             books.ledger.commit(NodeJoined(info=node))
         if holds:
             models = (HeldModel(model="owner/m", path="/copies/m"),)
@@ -67,7 +72,9 @@ class Cluster:
         self._inspection = Inspection(self.knowledge, survey=cast("Survey", files), ask=self._ask)
 
     async def _ask(self, host: str, port: int, request: InspectModel, seconds: float) -> object:
-        del host, seconds
+        del seconds
+        if host in self._dead:
+            await anyio.sleep_forever()
         self.asked.append((port, request.ask_hub))
         answer = self._answers[port - 1]
         if callable(answer):
@@ -91,6 +98,13 @@ def test_files_here_settle_it() -> None:
     cluster = Cluster(Files(here=NEEDS), Inspected(needs=NEEDS))
     assert cluster.needs() == Needs(needs=NEEDS, seen_by=NodeId(""))
     assert cluster.asked == []
+
+
+def test_an_old_commit_on_the_coordinators_machine_is_not_what_nodes_are_to_take() -> None:
+    at = msgspec.structs.replace(NEEDS, commit="1" * 40)
+    assert Cluster(Files(here=at)).needs() == Needs(needs=NEEDS, seen_by=NodeId(""))
+    assert Cluster(Files(), Inspected(needs=at)).needs() == Needs(needs=at, seen_by=NodeId("n1"))
+    assert Cluster(Files(hub=at)).needs() == Needs(needs=at, seen_by=NodeId(""))
 
 
 def test_the_first_node_that_has_it_settles_it() -> None:
@@ -155,3 +169,36 @@ def test_the_size_of_weights_on_this_machine_is_known_whatever_else_is_not(tmp_p
     inspection = Inspection(Knowledge())
     sizes = {str(tmp_path): 1000, "/nowhere": 0, "org/model": 0, "~no-such-user-here/model": 0, "a\0b": 0}
     assert {model: anyio.run(inspection.weights_bytes, model) for model in sizes} == sizes
+
+
+def test_an_address_that_swallows_everything_does_not_hide_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspection, "_SILENT_SECONDS", 0.01)
+    cluster = Cluster(Files(), Inspected(needs=NEEDS), dead=("10.9.0.1", "10.9.0.2"))
+    monkeypatch.setattr(inspection, "_NODES_SECONDS", 10.0)
+    assert cluster.needs() == Needs(needs=NEEDS, seen_by=NodeId("n1"))
+
+
+def test_a_share_that_hangs_takes_a_few_threads_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = threading.Event()
+    begun: list[str] = []
+
+    def hang(*_: object) -> int:
+        begun.append("look")
+        free.wait(20)
+        return 0
+
+    async def ask_often() -> None:
+        async with anyio.create_task_group() as group:
+            for _ in range(12):
+                group.start_soon(cluster._inspection.needs, "/share/m", None, cluster._state)
+                group.start_soon(cluster._inspection.weights_bytes, "/share/m")
+
+    cluster = Cluster(Files())
+    monkeypatch.setattr(cluster._inspection._survey, "here", hang)
+    monkeypatch.setattr(inspection, "_weights_bytes", hang)
+    monkeypatch.setattr(inspection, "_HERE_SECONDS", 0.1)
+    try:
+        anyio.run(ask_often)
+        assert 1 <= len(begun) <= inspection._AT_ONCE
+    finally:
+        free.set()

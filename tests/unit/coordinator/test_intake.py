@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from books import A, Books
+from books import A, Books, create
 
 from muster.coordinator.find import find
-from muster.coordinator.intake import create, delete
+from muster.coordinator.intake import delete
 from muster.errors import LogError, RequestError
 from muster.events import InstanceCreated, InstanceReady
 from muster.placement import MODEL_RANK_BYTES, RANK_BYTES

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from books import Books
+from books import Books, create
 
-from muster.coordinator.intake import change, create
+from muster.coordinator.intake import change
 from muster.events import AttemptEnding, InstanceFailed, InstanceRetried, kind_of
 from muster.protocol import Create, Drain, Resume, Retry
 from muster.replies import Accepted, Created, Noted, Refused

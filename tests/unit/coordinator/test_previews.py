@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import msgspec
-from books import Books, info
+from books import Books, create, info
 
 from muster.bench.random_clusters import GIB, model, wish
-from muster.coordinator.intake import create
 from muster.coordinator.previews import preview
 from muster.events import InstanceCreated, NodeJoined
 from muster.known import Known
@@ -58,6 +57,16 @@ def test_what_does_not_fit_is_told_with_what_would() -> None:
     assert "does not fit on 1 rank(s)" in found.options[0].refusal
     assert not found.options[1].refusal
     assert "use --ranks 2" in found.remedies
+    short = found.options[0].shortfalls
+    assert [(one.node, one.what, one.available_bytes) for one in short] == [
+        ("a", "memory", 5 * GIB),
+        ("b", "memory", 5 * GIB),
+    ]
+    assert all(one.needed_bytes - one.available_bytes == one.missing_bytes > GIB for one in short)
+    books = books_of(a=5, b=5)
+    refused = create(books.ledger, Create(spec=wish(1)), model())
+    assert isinstance(refused, Refused)
+    assert refused.shortfalls == short
     assert any(not option.refusal for option in found.options)
 
 

@@ -78,8 +78,16 @@ def test_a_node_that_takes_nothing_is_named(fields: dict[str, Any], verdict: Ver
     ("fields", "text", "helps"),
     [
         ({"versions": {**VERSIONS, "mlx": "0.33.0"}}, "mlx differs: 0.32.4 on a; 0.33.0 on b", "mlx==0.33.0"),
-        ({"versions": {**VERSIONS, "muster": "0.0.9"}}, "muster differs", "mlx-muster==0.1.0"),
-        ({"versions": {"mlx": "0.32.4", "muster": "0.1.0"}}, "mlx-lm differs: 0.32.2 on a; missing on b", "==0.32.2"),
+        (
+            {"versions": {**VERSIONS, "muster": "0.0.9"}},
+            "muster differs",
+            "on b, in the directory of muster 0.1.0: pip install .",
+        ),
+        (
+            {"versions": {"mlx": "0.32.4", "muster": "0.1.0"}},
+            "mlx-lm differs: 0.32.2 on a; missing on b",
+            "==0.32.2, on b",
+        ),
         ({"system": msgspec.structs.replace(linux().system, python="3.11.9")}, "Python differs: 3.11 on b", "3.12"),
     ],
 )
@@ -88,6 +96,19 @@ def test_versions_that_ranks_would_refuse_are_found_before(fields: dict[str, Any
     check = next(check for check in checks if check.name == "versions" and check.verdict is FAILURE)
     assert text in check.evidence
     assert helps in check.help
+
+
+@pytest.mark.parametrize(
+    ("fields", "verdict", "evidence_text"),
+    [
+        ({"device": "cpu"}, WARNING, "although there is RTX 4090"),
+        ({"device": "gpu"}, Verdict.OK, "on the GPU"),
+        ({"device": "cpu", "gpus": ()}, Verdict.OK, "on the CPU"),
+    ],
+)
+def test_where_mlx_runs_is_said_of_each_node(fields: dict[str, Any], verdict: Verdict, evidence_text: str) -> None:
+    check = the(check_cluster(pair(*boxes(**fields))), "mlx runs")
+    assert (check.node, check.verdict, evidence_text in check.evidence) == ("b", verdict, True)
 
 
 def test_a_clock_that_is_off_is_said_of_its_node() -> None:

@@ -27,13 +27,23 @@ from muster.doctor.findings import (
     Used,
     check_directory,
     check_hub,
+    check_local_network,
     check_mlx,
     check_ports,
     check_range,
 )
-from muster.doctor.local import Probe, try_directory, try_hub, try_range, used_ports
+from muster.doctor.local import (
+    Probe,
+    local_facts,
+    send_to,
+    try_directory,
+    try_hub,
+    try_range,
+    used_ports,
+)
 from muster.facts import Rdma
 from muster.group.ports import reserve
+from muster.probe.collect import Subject
 from muster.spec import NodeId
 
 PORTS = (5710, 5711)
@@ -76,6 +86,9 @@ def only(checks: Iterator[Check]) -> tuple[Verdict, str]:
         (check_mlx(MlxTried(device="Device(cpu, 0)"), linux(gpus=())), Verdict.OK, "on the CPU"),
         (check_mlx(MlxTried(error="ImportError: libmlx.so"), linux()), Verdict.FAILURE, "ImportError: libmlx.so"),
         (check_directory("/x may not be written"), Verdict.FAILURE, "/x"),
+        (check_local_network(""), Verdict.OK, "lets this program send"),
+        (check_local_network("No route to host"), Verdict.FAILURE, "No route to host"),
+        (check_local_network("Network is unreachable"), Verdict.WARNING, "Network is unreachable"),
         (check_ports((), PORTS), Verdict.OK, "5710-5711 are free"),
         (check_ports((Used(port=5710, pid=7, name="python", ours=True),), PORTS), Verdict.OK, "used by muster, pid 7"),
         (check_ports((Used(port=5711, pid=8, name="nginx"),), PORTS), Verdict.WARNING, "5711 by nginx (pid 8)"),
@@ -109,6 +122,42 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch
     assert try_directory() == ""
     (tmp_path / "deep").write_text("a file")
     assert "is no directory" in try_directory()
+
+
+def test_the_disks_of_copies_and_of_the_hubs_cache_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[Path] = []
+
+    def collect(subject: Subject) -> None:
+        looked.extend(subject.directories)
+
+    monkeypatch.setattr("muster.doctor.local.collect", collect)
+    monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "elsewhere"))
+    local_facts(MlxTried())
+    local_facts(MlxTried(), tmp_path / "copies")
+    home, cache = tmp_path / "home", tmp_path / "elsewhere"
+    assert looked == [home, home / "models", cache, home, tmp_path / "copies", cache]
+
+
+def test_what_was_tried_of_the_local_network_stands_in_the_place_of_what_macos_asks() -> None:
+    network = [
+        [check for check in check_local(Examined(facts=mac(), mlx="", ports=(), local_network=tried)) if check.help]
+        for tried in (None, "No route to host")
+    ]
+    asked, tried = ([check for check in checks if check.name == "local network"] for checks in network)
+    assert [check.verdict for check in (*asked, *tried)] == [Verdict.OK, Verdict.FAILURE]
+
+
+def test_a_packet_that_may_not_be_sent_gives_the_reason() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(("127.0.0.1", 0))
+        assert send_to(receiver.getsockname()) == ""
+        receiver.settimeout(10)
+        assert receiver.recv(100) == bytes(12)
+    assert send_to(("255.255.255.255", 9)) == "Permission denied", "a broadcast, which was not asked for"
 
 
 @pytest.mark.parametrize("root", [True, False], ids=["as root", "as a user of a Mac"])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.fetch.choice import is_offered, shard_files, small_files
+from muster.fetch.choice import is_offered, owners, shard_files, small_files
 
 
 def index_of(layers: int, per_file: int) -> dict[str, str]:
@@ -55,3 +57,25 @@ def test_small_files_are_those_of_a_model_in_its_own_directory() -> None:
     assert small_files(names) == ("model.safetensors.index.json", "a.jinja", "config.json")
     assert "tokenizer.py" in small_files(names, code=True)
     assert not is_offered("../../etc/passwd.json")
+
+
+@given(st.integers(1, 12), st.integers(1, 5), st.data())
+def test_every_file_is_downloaded_by_the_lowest_rank_that_needs_it(
+    layers: int, per_file: int, data: st.DataObject
+) -> None:
+    indexed = index_of(layers, per_file)
+    files = set(indexed.values())
+    cuts = sorted({0, layers, *data.draw(st.sets(st.integers(0, layers)))}, reverse=True)
+    spans = [range(start, stop) for stop, start in pairwise(cuts)]
+    needed = [shard_files(indexed, files, span, layers) for span in spans]
+    found = owners(needed)
+    assert set(found) == set().union(*needed) == files
+    for name, rank in found.items():
+        assert next(one for one, names in enumerate(needed) if name in names) == rank
+    assert found["model-0.safetensors"] == 0, "what all need comes from rank 0"
+    assert owners([files] * 3) == dict.fromkeys(files, 0)
+
+
+def test_nobody_owns_what_nobody_needs() -> None:
+    assert owners([]) == owners([set(), set()]) == {}
+    assert owners([{"a"}, {"a", "b"}, {"b", "c"}]) == {"a": 0, "b": 1, "c": 2}

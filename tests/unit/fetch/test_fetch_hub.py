@@ -16,8 +16,10 @@ from bringing import MODEL, Go, parts_below, split_demo
 from muster.errors import DiskFullError, FetchError, ModelError, MusterError
 from muster.fetch import hub as fetch_hub
 from muster.fetch import peers, sinks
+from muster.fetch.progress import Meter, Moved
 from muster.model.files import fingerprint, inspect
 from muster.model.hub import cache_directory, repository_directory
+from muster.testing import hub as stand_in_hub
 from muster.testing.hub import Fault, Hub, hub
 
 
@@ -188,6 +190,37 @@ def test_a_hub_that_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
         Go().path()
     assert "connection" in raised.value.remedy
     assert raised.value.retryable
+
+
+@pytest.mark.parametrize("body", [b"<html>Log in to this network</html>", b"[]", b"{}"])
+def test_what_answers_in_the_place_of_the_hub_is_named(
+    stand_in: Hub, body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def portal(handler: Any, model: str, revision: str) -> None:
+        del model, revision
+        handler._send_whole(body)
+
+    monkeypatch.setattr(stand_in_hub._Handler, "_api", portal)
+    with pytest.raises(FetchError, match=rf"at {stand_in.endpoint}") as raised:
+        Go().path()
+    assert "HF_ENDPOINT" in raised.value.remedy
+
+
+def test_a_server_that_always_begins_anew_and_breaks_off_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = iter((5, 3, 7, 4, 6, 2))
+
+    def begin_anew(listed: object, file: object, sink: Any) -> None:
+        sink.restart()
+        sink.write(bytes(next(ends)))
+
+    monkeypatch.setattr(fetch_hub, "_receive", begin_anew)
+    monkeypatch.setattr(fetch_hub, "_PAUSE_SECONDS", 0.0)
+    file = fetch_hub.HubFile(name="w", bytes=9, hash="0" * 64, large=True)
+    listed = fetch_hub.Listing(model=MODEL, commit="0" * 40, files=(file,))
+    with pytest.raises(FetchError, match="ended w early"):
+        fetch_hub.download(tmp_path, listed, file, Meter(list[Moved]().append, "", 9))
 
 
 def test_a_hub_that_falls_silent_in_a_file(stand_in: Hub, weights: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import socket
 import threading
@@ -14,6 +13,7 @@ import anyio.from_thread
 import pytest
 import xxhash
 from bringing import DEMO, MODEL, Go, parts_below, split_demo
+from givers import Giver
 from msgspec.structs import replace
 
 from muster.errors import FetchError, ModelError
@@ -23,40 +23,8 @@ from muster.layout import ModelSource
 from muster.model.files import fingerprint, inspect
 from muster.model.hub import repository_directory
 from muster.peer_protocol import FetchFile, FileFollows, Files, PeerFile
-from muster.spec import BootId, NodeAddress, NodeId
 from muster.testing.hub import commit_of
 from muster.worker.giving import Giving
-from muster.worker.peer import PeerServer
-
-
-class Giver:
-    """A node whose worker gives the models below `directory`, and its hub's cache below `cache`."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory / "given"
-        self.cache = directory / "own"
-        self.port = 0
-        self.fetched: list[FetchFile] = []
-        self.giving = Giving(functools.partial(held_models, (self.directory,), self.cache))
-
-    async def serve(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        server = PeerServer(NodeId("b"), BootId("b1"))
-        self.giving.register(server)
-        fetch = self.giving.fetch_file
-
-        async def noting(request: FetchFile, connection: object) -> None:
-            self.fetched.append(request)
-            await fetch(request, connection)  # pyright: ignore[reportArgumentType]
-
-        server.handle(FetchFile, noting)
-        self.port = server.listen([NodeAddress(host="127.0.0.1", network="127.0.0.0/8")])
-        async with anyio.create_task_group() as group:
-            group.start_soon(server.run)
-            task_status.started()
-
-    def source(self, path: Path, node: str = "b", port: int | None = None) -> ModelSource:
-        port = self.port if port is None else port
-        return ModelSource(node=NodeId(node), host="127.0.0.1", port=port, path=str(path))
 
 
 @pytest.fixture
@@ -246,9 +214,9 @@ def test_only_models_are_given_and_only_their_files(giver: Giver, model: Path, t
 
 
 def ask_for(source: ModelSource, name: str, file: PeerFile) -> None:
-    with peers._connection(source) as connection:
-        peers._send(connection, FetchFile(path=source.path, name=name))
-        reply = peers._reply(connection, source)
+    with peers.connected(source) as connection:
+        peers.send(connection, FetchFile(path=source.path, name=name))
+        reply = peers.answer(connection, source)
         assert not isinstance(reply, FileFollows | Files), (name, file)
 
 

@@ -16,7 +16,7 @@ from muster.fetch import remote
 from muster.fetch.survey import Survey
 from muster.model.files import inspect
 from muster.model.needs import needs_of
-from muster.testing.hub import Fault, Hub, hub
+from muster.testing.hub import Fault, Hub, commit_of, hub
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +117,20 @@ def test_a_broken_directory_is_told_and_a_missing_one_is_somebody_elses(tmp_path
         Survey().here(str(path), None)
     assert Survey().here(str(tmp_path / "other"), None) is None
     assert Survey().here(MODEL, None) is None
+
+
+def test_it_says_which_commit_is_meant_where_a_name_leads_to_it(stand_in: Hub, tmp_path: Path) -> None:
+    assert Survey().hub(MODEL, None).commit == commit_of(stand_in.models[MODEL])
+    path = str(copied(tmp_path / "copy"))
+    known = HeldModel(model=MODEL, path=path, revision="c" * 40, names=("main", "v1"))
+    nameless = HeldModel(model=MODEL, path=path, revision="d" * 40)
+
+    def commit(revision: str | None, *held: HeldModel) -> str | None:
+        found = Survey().here(MODEL, revision, held)
+        return None if found is None else found.commit
+
+    assert [commit(revision, nameless, known) for revision in (None, "v1", "d" * 40)] == ["c" * 40, "c" * 40, "d" * 40]
+    assert (commit(None, nameless), commit("v2", nameless, known)) == ("", None)
 
 
 def test_a_copy_on_the_node_stands_for_the_hub_id(tmp_path: Path) -> None:

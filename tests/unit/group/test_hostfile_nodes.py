@@ -7,12 +7,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from muster.bench.random_clusters import full_mesh
 from muster.errors import PayloadError, RequestError
 from muster.facts import Interface, NodeFacts
 from muster.group.hostfile import Host, Hostfile, parse, write
 from muster.group.hosts import Wish, hostfile_of, resolve
 from muster.group.payload import PreparedRank, build_given_ring
 from muster.layout import Layout, RankLayout, RankLink
+from muster.placement import Candidate, Cluster, Placement
+from muster.placement.core import place
 from muster.spec import (
     Address,
     BootId,
@@ -52,6 +55,7 @@ NODES = (
     info("a", "10.0.0.1", candidates=("10.0.9.1",)),
     info("b", "10.0.0.2", candidates=("10.0.9.2",)),
     info("c", "10.0.0.3"),
+    info("d", "10.0.0.4"),
 )
 
 
@@ -94,7 +98,7 @@ def test_a_ring_of_wires_keeps_only_what_a_ring_needs() -> None:
     hosts = tuple(Host(ssh=f"m{r}", ips=(f"10.0.1.{r}",), rdma=(*row[:r], None, *row[r + 1 :])) for r in range(4))
     nodes = [info(f"m{r}", f"10.0.1.{r}") for r in range(4)]
     wish = resolve(Hostfile(hosts=hosts, backend="jaccl-ring"), nodes)
-    assert wish.backend == "jaccl"
+    assert wish.backend == "jaccl-ring"
     assert wish.devices[0] == (None, "x", None, "z")
     assert wish.devices[1] == ("w", None, "y", None)
 
@@ -174,24 +178,36 @@ def instance(
 
 
 def as_placed(wish: Wish) -> Instance:
-    """An instance that was made of the wish as it stands."""
-    spec = wish.upon(InstanceSpec(workload=GroupWorkload()))
-    return instance(spec, wish.nodes, Layout(devices=wish.devices))
+    """An instance that placement made of the wish."""
+    spec = msgspec.structs.replace(wish.upon(InstanceSpec(workload=GroupWorkload())), memory_bytes=0)
+    by_id = {node.node: msgspec.structs.replace(node, backends=("ring", "jaccl")) for node in NODES}
+    there = tuple(Candidate(info=by_id[node], free_bytes=2**30, free_ranks=32) for node in wish.nodes)
+    found = place(Cluster(nodes=there, named=True), full_mesh([one.node for one in NODES]), None, spec)
+    assert isinstance(found, Placement), found
+    made = instance(spec, tuple(one.node for one in found.assignments), found.layout)
+    return msgspec.structs.replace(made, backend=found.backend)
 
 
-orders = st.permutations(NODES).flatmap(lambda nodes: st.integers(1, 3).map(lambda count: tuple(nodes[:count])))
-device = st.integers(2, 9).map("rdma_en{}".format)
+orders = st.permutations(NODES).flatmap(lambda nodes: st.integers(2, 4).map(lambda count: tuple(nodes[:count])))
 
 
 @st.composite
 def wishes(draw: st.DrawFn) -> Wish:
+    """Over TCP; a mesh; a ring of some wires, which of four nodes is cabled to neighbours alone."""
     nodes = draw(orders)
-    size = len(nodes)
-    jaccl = size > 1 and draw(st.booleans())
-    devices = tuple(tuple(None if i == j else draw(device) for j in range(size)) for i in range(size)) if jaccl else ()
+    size, backend = len(nodes), draw(st.sampled_from(("ring", "jaccl", "jaccl-ring")))
+    wires = draw(st.integers(1, 3))
+    names = tuple(f"rdma_en{number}" for number in range(draw(st.integers(0, 3)), 9))[:wires]
+    entry = names[0] if wires == 1 else names
+
+    def cell(one: int, other: int) -> str | tuple[str, ...] | None:
+        joined = one != other and (backend == "jaccl" or (one - other) % size in (1, size - 1))
+        return entry if joined else None
+
+    devices = tuple(tuple(cell(i, j) for j in range(size)) for i in range(size)) if backend != "ring" else ()
     return Wish(
         nodes=tuple(node.node for node in nodes),
-        backend="jaccl" if jaccl else "ring",
+        backend=backend,
         addresses=tuple((node.addresses[0].host,) for node in nodes),
         devices=devices,
         environment=draw(st.dictionaries(st.sampled_from(("A", "B")), st.text("xy =", max_size=3), max_size=2)),
@@ -202,6 +218,15 @@ def wishes(draw: st.DrawFn) -> Wish:
 @given(wishes())
 def test_a_wish_comes_back_from_the_instance_that_was_made_of_it(wish: Wish) -> None:
     assert resolve(parse(write(hostfile_of(as_placed(wish), NODES))), NODES) == wish
+
+
+@pytest.mark.parametrize("backend", ["jaccl", "jaccl-ring"])
+def test_a_single_rank_is_written_as_a_ring_whatever_was_asked_for(backend: str) -> None:
+    """It forms no group: the file would need a row of devices otherwise, and there are none."""
+    made = instance(InstanceSpec(workload=ScriptWorkload(path="/x.py"), backend=backend), (A,))  # type: ignore[arg-type]
+    found = hostfile_of(msgspec.structs.replace(made, backend="jaccl"), NODES)
+    assert (found.backend, found.devices) == ("ring", ())
+    assert parse(write(found)).hosts == found.hosts
 
 
 def test_an_instance_that_was_placed_by_itself_is_written_with_what_its_ranks_prepared() -> None:

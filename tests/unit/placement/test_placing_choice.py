@@ -119,6 +119,12 @@ def test_a_split_that_was_asked_for_is_kept_or_refused() -> None:
         (wish(1, workload_context_tokens=40_000), "context_tokens is 40000"),
         (wish(2, addresses=(("1.2.3.4",),)), "addresses has 1"),
         (wish(2, devices=((None,),)), "devices has rows"),
+        (wish(1, auto_ranks=True, split=(9, 3)), "the number of ranks is left open"),
+        (wish(1, network="banana"), "network is 'banana'"),
+        (wish(2, network="10.0.0.0"), "network is '10.0.0.0'"),
+        (wish(2, addresses=(("banana",), ("1.2.3.4",))), "addresses[0][0] is 'banana'"),
+        (wish(2, addresses=(("1.2.3.4",), ("1.2.3.5", "::1"))), "addresses[1][1] is '::1'"),
+        (wish(1, backend="jaccl"), "backend is jaccl and ranks is 1"),
     ):
         refused = place(cluster, links, model(), spec)
         assert isinstance(refused, Refusal) and named in refused.message and refused.remedies, refused

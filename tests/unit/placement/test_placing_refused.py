@@ -64,6 +64,11 @@ def test_a_link_that_works_in_one_direction_only_is_named() -> None:
     assert [one.node for one in elsewhere.assignments] == ["b", "c"]
 
 
+def test_a_context_of_one_token_has_none_that_is_shorter() -> None:
+    found = nearest(mesh(a=0.5), Table({}), model(), wish(1, workload_context_tokens=1))
+    assert not any("--context" in one for one in found)
+
+
 def test_the_nearest_things_are_told() -> None:
     links = full_mesh("ab")
     thirsty = model(12, kv=65_536)

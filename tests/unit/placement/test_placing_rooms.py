@@ -5,15 +5,17 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from muster.bench.random_clusters import GIB, MIB, model, node, wish
+from muster.bench.random_clusters import GIB, MIB, full_mesh, model, node, wish
 from muster.errors import PlacementError, ShardingError
 from muster.events import InstanceId
-from muster.facts import HeldModel, NodeFacts
+from muster.facts import Gpu, HeldModel, NodeFacts
 from muster.known import Known
 from muster.layout import Layout, RankLayout
 from muster.links import Measured, NodeLinks
 from muster.placement import MODEL_RANK_BYTES, Cluster, Placement, Refusal, cluster_of, decide, place
 from muster.placement.again import place_again, same_refusal
+from muster.placement.choose import Chooser
+from muster.placement.layouts import _sharers_of
 from muster.spec import BootId, Failure, InstanceSpec, ModelWorkload, NodeAddress, NodeId, Phase
 from muster.state import Assigned, Broken, Gone, Instance, Node, Rank, Running, State, reserved_bytes
 
@@ -106,6 +108,27 @@ def test_a_mac_gives_no_more_than_the_gpu_may_wire() -> None:
     assert cluster(state_of(a=16), known).pools == {"machine-a": 11 * GIB}
 
 
+GPU = Gpu(name="NVIDIA RTX 4090", memory_bytes=24 * GIB, free_bytes=20 * GIB)
+
+
+def test_a_gpu_gives_no_more_than_its_own_memory() -> None:
+    facts = facts_of(A, memory_total_bytes=128 * GIB, gpus=(Gpu(name="GT 710", memory_bytes=GIB, free_bytes=GIB), GPU))
+    known = Known(facts={A: facts}, available_bytes={A: 120 * GIB})
+    assert cluster(state_of(a=115), known).pools == {"machine-a": 20 * GIB}
+    assert isinstance(decide(wish(1, memory_bytes=62 * GIB), state_of(a=115), known, model()), Refusal)
+    on_cpu = Known(facts={A: msgspec.structs.replace(facts, device="cpu")}, available_bytes={A: 120 * GIB})
+    assert cluster(state_of(a=115), on_cpu).pools == {"machine-a": 120 * GIB}, "MLX does not use it"
+
+
+def test_of_a_gpu_what_is_promised_and_not_used_yet_is_taken_off() -> None:
+    facts = facts_of(A, memory_total_bytes=128 * GIB, gpus=(GPU,))
+    known = Known(facts={A: facts}, available_bytes={A: 120 * GIB}, ranks_bytes={A: 3 * GIB})
+    assert cluster(running(state_of(a=115), A, 8 * GIB), known).pools == {"machine-a": 15 * GIB}
+    full = msgspec.structs.replace(known, ranks_bytes={A: 8 * GIB})
+    assert cluster(running(state_of(a=115), A, 8 * GIB), full).pools == {"machine-a": 16 * GIB}, "as told before it ran"
+    assert cluster(state_of(a=115), full).pools == {"machine-a": 24 * GIB}, "it has just ended"
+
+
 def test_links_that_were_measured_are_laid_out_and_copies_come_over_the_best() -> None:
     state = state_of(a=20, b=20, c=20)
     measured = tuple(
@@ -138,6 +161,55 @@ def test_links_that_were_measured_are_laid_out_and_copies_come_over_the_best() -
         (C, "10.0.0.3", 7000, "/models/m"),
     ]
     assert second.sources == ()
+
+
+def sharers(state: State, known: Known, spec: InstanceSpec) -> list[list[tuple[NodeId, str, int, tuple[int, ...]]]]:
+    ranks = place(spec, state, known, model()).layout.ranks
+    return [[(one.node, one.host, one.port, one.ranks) for one in rank.sharers] for rank in ranks]
+
+
+def test_nodes_that_all_lack_a_hubs_model_take_it_from_those_of_lower_ranks() -> None:
+    state = state_of(a=20, b=20, c=20)
+    first, second = (A, "10.0.0.1", 7000, (0,)), (B, "10.0.0.2", 7000, (1,))
+    partly = HeldModel(model="org/model", path="/models/p", complete=False)
+    known = Known(facts={A: facts_of(A, models=(partly,))})
+    assert sharers(state, known, wish(3, nodes=(A, B, C))) == [[], [first], [first, second]]
+    silent = State(nodes=state.nodes | {A: replaced(state.nodes[A], peer_port=0)})
+    assert sharers(silent, known, wish(3, nodes=(A, B, C))) == [[], [], [second]]
+    assert sharers(state, known, wish(3, nodes=(A, B, C), workload_model="/models/m")) == [[]] * 3
+    held = HeldModel(model="org/model", path="/models/m")
+    assert sharers(state, Known(facts={C: facts_of(C, models=(held,))}), wish(3, nodes=(A, B, C))) == [[]] * 3
+
+
+def test_ranks_of_one_node_are_no_sharers_of_each_other_and_a_node_is_named_once() -> None:
+    one, other = node("a", GIB), node("b", GIB)
+    chooser = Chooser(Cluster(nodes=(one, other)), full_mesh("ab"))
+    told = [_sharers_of(chooser, [one, other, one, other], rank) for rank in range(4)]
+    assert [[(sharer.node, sharer.ranks) for sharer in sharers] for sharers in told] == [
+        [],
+        [(A, (0,))],
+        [(B, (1,))],
+        [(A, (0, 2))],
+    ]
+
+
+def test_of_many_nodes_rank_0_and_the_nearest_ranks_are_named() -> None:
+    names = [NodeId(f"n{number:02}") for number in range(12)]
+    state = state_of(**dict.fromkeys(names, 20))
+    shared = sharers(state, Known(), wish(12, nodes=tuple(names), workload_sharding="pipeline"))
+    assert [one[3] for one in shared[11]] == [(0,), *((rank,) for rank in range(4, 11))]
+    assert max(map(len, shared)) == 8
+
+
+def replaced(node_: Node, **fields: object) -> Node:
+    info = msgspec.structs.replace(node_.info, **fields)
+    return msgspec.structs.replace(node_, info=info)
+
+
+def test_a_layout_of_an_older_log_names_no_sharers() -> None:
+    old = msgspec.to_builtins(Layout(ranks=(RankLayout(memory_bytes=7),)))
+    del old["ranks"][0]["sharers"]
+    assert msgspec.convert(old, Layout).ranks[0].sharers == ()
 
 
 def test_a_node_that_tells_one_address_only_is_enough_for_two_ranks() -> None:
@@ -215,3 +287,32 @@ def test_every_workload_counts_its_prompt_cache_as_far_as_it_can_fill() -> None:
     least = wish(1, workload_prompt_cache_bytes=0, workload_context_tokens=256, workload_max_batch=1)
     both = [place(one, state, Known(), needs).layout.ranks[0].memory_bytes for one in (capped, least)]
     assert both[0] - both[1] == 12 * 1024 * 256
+
+
+def test_devices_in_use_are_those_of_a_machine_whichever_of_its_nodes_has_the_ranks() -> None:
+    """Also where the node that has them is lost: what runs there has not ended for that."""
+    state = on_machine(on_machine(state_of(a=10, b=10, c=10, d=10), "one", A, C), "two", B, NodeId("d"))
+    ranks = tuple(
+        Rank(rank=number, node=name, boot="boot", state=Assigned(), since_ns=0) for number, name in ((0, A), (1, B))
+    )
+    layout = Layout(devices=((None, "rdma_en2"), ("rdma_en3", None)))
+    busy = running(state, A, GIB)
+    instance = msgspec.structs.replace(busy.instances[InstanceId("i")], backend="jaccl", ranks=ranks, layout=layout)
+    lost = {A: msgspec.structs.replace(state.nodes[A], lost="pulled")}
+    for nodes in (state.nodes, state.nodes | lost):
+        found = cluster(State(nodes=nodes, instances={instance.id: instance})).in_use
+        assert set(found.devices) == {("one", "rdma_en2"), ("two", "rdma_en3")}
+        assert found.of(C, "rdma_en2").memory_regions == 96
+        assert found.of(C, "rdma_en3").memory_regions == 0
+
+
+def test_where_a_rank_computes_on_a_cpu_the_scores_of_attention_are_counted() -> None:
+    """512 tokens of a prompt that look back at 8192 each, at 512 bytes for a pair: 2 GiB that a GPU does not take."""
+    needs = msgspec.structs.replace(model(), plain_score_bytes=512)
+    taken: list[int] = []
+    for device in ("gpu", "cpu"):
+        known = Known(facts={A: facts_of(A, os="Debian GNU/Linux", device=device)})
+        found = decide(wish(1, workload_context_tokens=8192), state_of(a=64), known, needs)
+        assert isinstance(found, Placement)
+        taken.append(found.layout.ranks[0].memory_bytes)
+    assert taken[1] - taken[0] == 512 * 8192 * 512

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import macos_samples as samples
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from macos_samples import ibv_devinfo
 
-from muster.facts import NodeFacts, Rdma, RdmaDevice
+from muster.facts import Gpu, NodeFacts, Rdma, RdmaDevice
 from muster.probe import (
     linux_system,
     macos,
@@ -21,7 +22,7 @@ from muster.probe import (
     macos_system,
     macos_thunderbolt,
 )
-from muster.probe.collect import Subject, collect, disks, refresh
+from muster.probe.collect import Subject, collect, disks, look_at_gpu, refresh
 from muster.probe.interfaces import glance, interfaces
 from muster.probe.reading import Unknowns, Unread
 from muster.probe.tools import Tools
@@ -119,6 +120,33 @@ def test_this_machine_is_found_out(tmp_path: Path) -> None:
     (disk,) = disks((tmp_path / "not" / "made",))
     assert disk.path == str(tmp_path / "not" / "made")
     assert 0 < disk.free_bytes <= disk.total_bytes
+
+
+def test_the_free_memory_of_a_gpu_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muster.probe.collect.psutil.MACOS", False)
+    gpu = Gpu(name="NVIDIA RTX 4090", memory_bytes=24564 * 2**20, free_bytes=20000 * 2**20)
+    facts = NodeFacts(node=NodeId("a"), boot=BootId("b"), gpus=(gpu,))
+
+    def seen(printed: str | Unread) -> NodeFacts:
+        return look_at_gpu(facts, Recorded({"nvidia-smi": printed}))
+
+    assert seen("NVIDIA RTX 4090, 24564, 1203\n").gpus[0].free_bytes == 1203 * 2**20
+    assert seen("NVIDIA RTX 4090, 24564, 19900\n") is facts, "so little is not worth telling"
+    assert seen(Unread("nvidia-smi did not end within 10 s")) is facts
+    assert [one.name for one in seen("NVIDIA A100, 24564, 20000\n").gpus] == ["NVIDIA A100"]
+    shared = msgspec.structs.replace(facts, gpus=(Gpu(name="NVIDIA GB10"),))
+    tools = Recorded({})
+    assert look_at_gpu(shared, tools) is shared
+    assert tools.asked == [], "it has no memory of its own"
+
+
+def test_the_wired_limit_of_a_mac_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muster.probe.collect.psutil.MACOS", True)
+    facts, _ = mac()
+    seen = look_at_gpu(facts, Recorded({"sysctl": "iogpu.wired_limit_mb: 110000\n"}))
+    assert seen == msgspec.structs.replace(facts, wired_limit_bytes=110000 * 2**20)
+    assert look_at_gpu(facts, Recorded({"sysctl": "iogpu.wired_limit_mb: 0\n"})) == facts
+    assert look_at_gpu(facts, Recorded({})) is facts
 
 
 def test_a_glance_sees_what_interfaces_have() -> None:

@@ -181,12 +181,18 @@ def test_processors(text: str, chip: str) -> None:
 
 
 def test_nvidia_gpus() -> None:
-    text = "NVIDIA GeForce RTX 4090, 24564\nNVIDIA GB10, [N/A]\n"
+    text = "NVIDIA GeForce RTX 4090, 24564, 1203\nNVIDIA GB10, [N/A], [N/A]\n"
     assert parse_nvidia_smi(text) == (
-        Gpu(name="NVIDIA GeForce RTX 4090", memory_bytes=24564 * 2**20),
+        Gpu(name="NVIDIA GeForce RTX 4090", memory_bytes=24564 * 2**20, free_bytes=1203 * 2**20),
         Gpu(name="NVIDIA GB10"),
     )
-    for odd in ("", "No devices were found\n", "Failed to initialize NVML: Driver/library version mismatch\n"):
+    odd_texts = (
+        "",
+        "No devices were found\n",
+        "Failed to initialize NVML: Driver/library version mismatch\n",
+        "X, 24564\n",
+    )
+    for odd in odd_texts:
         assert isinstance(parse_nvidia_smi(odd), Unread)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -50,7 +52,7 @@ class Rank:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self.counter = None
+        self.counter: Any = None
         self.phase: Any = None
 
 
@@ -66,8 +68,8 @@ class Stage:
         self.worker, self._theirs = socket.socketpair()
         self.worker.settimeout(LIMIT_SECONDS)
         self.batch: Any = FakeBatch()
-        rank: Any = Rank(Channel(self._theirs))
-        self._following = Following(rank, self.batch, self._sink)
+        self.rank: Any = Rank(Channel(self._theirs))
+        self._following = Following(self.rank, self.batch, self._sink)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.code: int | None = None
         self._thread.start()
@@ -121,6 +123,17 @@ def test_it_warms_up_and_replays_every_step_until_it_may_leave(stage: Stage) -> 
     assert stage.batch.steps == steps
     assert stage.batch.settled
     assert [stage.frame() for _ in range(3)] == [ReadyFrame(), StepFrame(step=2, active=1), StepFrame(step=4, active=0)]
+
+
+def test_what_mlx_has_allocated_is_noted_once_it_is_warm(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlx = SimpleNamespace(get_active_memory=lambda: 4000, get_cache_memory=lambda: 7)
+    monkeypatch.setitem(sys.modules, "mlx.core", mlx)
+    stage.rank.counter = SimpleNamespace(step=0, allocated_bytes=0)
+    stage.send(WarmUp(step=1))
+    assert stage.frame() == ReadyFrame()
+    assert stage.rank.counter.allocated_bytes == 4007
+    stage.send(Leave(step=2))
+    assert stage.ended() == 0
 
 
 def test_it_ends_at_once_where_nothing_is_to_be_finished(stage: Stage) -> None:

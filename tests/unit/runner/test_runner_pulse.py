@@ -68,3 +68,20 @@ def test_a_step_that_only_removes_counts_as_busy(clock: Clock) -> None:
     channel: Any = Sent()
     Pulse(channel).busy(7, 0)
     assert channel.frames == [StepFrame(step=7, active=1)]
+
+
+def test_what_mlx_has_allocated_is_noted_whenever_something_is_told(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel: Any = Sent()
+    counter: Any = SimpleNamespace(step=0, allocated_bytes=0)
+    sizes = iter(range(1, 10))
+    mlx = SimpleNamespace(get_active_memory=lambda: 1000 * next(sizes), get_cache_memory=lambda: 7)
+    monkeypatch.setitem(muster.runner.pulse.sys.modules, "mlx.core", mlx)
+    pulse = Pulse(channel, counter)
+    pulse.busy(1, 1)
+    assert counter.allocated_bytes == 1007
+    pulse.busy(2, 1)  # the same second: nothing is told, and MLX is not asked
+    assert counter.allocated_bytes == 1007
+    pulse.idle(2)
+    assert counter.allocated_bytes == 2007

@@ -14,12 +14,12 @@ import pytest
 from muster.bus.peer import ask, dialled
 from muster.errors import FetchError
 from muster.facts import HeldModel
+from muster.fetch.looks import Looks
 from muster.peer_protocol import FetchFile, FileFollows, InspectModel, ListFiles, PeerRefused, Ping, Pong
 from muster.spec import BootId, NodeAddress, NodeId
 from muster.worker import giving, inspecting
 from muster.worker.giving import Giving
 from muster.worker.inspecting import Inspector
-from muster.worker.looks import Looks
 from muster.worker.peer import PeerServer
 
 HERE = "127.0.0.1"
@@ -119,9 +119,9 @@ def test_a_name_that_is_none_is_refused_in_a_sentence(model: str, monkeypatch: p
 def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="no regular file"):
-        giving._opened(tmp_path / "pipe")
+        giving.opened(tmp_path / "pipe")
     (tmp_path / "file").write_bytes(b"abc")
-    with giving._opened(tmp_path / "file") as stream:
+    with giving.opened(tmp_path / "file") as stream:
         assert stream.read() == b"abc"
 
 
@@ -131,7 +131,7 @@ def test_a_transfer_whose_disk_hangs_ends_when_the_receiver_is_gone(
     free, begun = threading.Event(), threading.Event()
     (tmp_path / "config.json").write_text("{}")
 
-    def hang(target: socket.socket, source: int, offset: int) -> None:
+    def hang(target: socket.socket, source: int, offset: int, end: int) -> None:
         begun.set()
         free.wait(20)
 

@@ -377,3 +377,12 @@ def test_watches_leave_room_for_who_asks(monkeypatch: pytest.MonkeyPatch) -> Non
                 await anyio.sleep(0.01)
 
     run(work)
+
+
+@pytest.mark.parametrize(("host", "port"), [(HERE, 70_000), (HERE, -1), ("a\0b", 80)])
+def test_a_port_or_host_that_is_none_is_nobody_at_home(host: str, port: int) -> None:
+    async def work() -> None:
+        with pytest.raises(PeerError, match="cannot be reached"):
+            await ask(host, port, PING)
+
+    run(work)

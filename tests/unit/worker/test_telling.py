@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import cast
 
 import anyio
+import anyio.lowlevel
 import msgspec
 import pytest
 
 from muster.bus import ControlClient, Follower, Outbox
-from muster.errors import RequestError
-from muster.events import Event, NodeChanged
-from muster.facts import HeldModel, Interface, NodeFacts, ThunderboltPort
+from muster.errors import FetchError, RequestError
+from muster.events import Event, NodeChanged, kind_of
+from muster.facts import Gpu, HeldModel, Interface, NodeFacts, ThunderboltPort
+from muster.fetch.looks import Looks
 from muster.probe.collect import Subject
 from muster.protocol import TellFacts
 from muster.spec import BootId, NodeAddress, NodeId, NodeInfo
@@ -35,6 +37,8 @@ class Machine:
         self.available = 50 * GIB
         self.interfaces: tuple[Interface, ...] = (Interface(name="eth0", kind="ethernet", up=True, addresses=(LAN,)),)
         self.models: tuple[HeldModel, ...] = ()
+        self.gpus: tuple[Gpu, ...] = ()
+        self.wired = 90 * GIB
         self.collected = 0
         self.broken = False
         self.sent: list[NodeFacts] = []
@@ -69,10 +73,16 @@ class Machine:
             memory_total_bytes=100 * GIB,
             memory_available_bytes=self.available,
             interfaces=self.interfaces,
+            memory_gbps=subject.memory_gbps,
+            gpus=self.gpus,
+            wired_limit_bytes=90 * GIB,
         )
 
     def refresh(self, facts: NodeFacts, subject: Subject, tools: object) -> NodeFacts:
         return msgspec.structs.replace(facts, memory_available_bytes=self.available)
+
+    def look_at_gpu(self, facts: NodeFacts, tools: object) -> NodeFacts:
+        return msgspec.structs.replace(facts, wired_limit_bytes=self.wired)
 
     def virtual_memory(self) -> Machine:
         return self
@@ -85,6 +95,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     monkeypatch.setattr(telling, "interfaces", lambda: found.interfaces)
     monkeypatch.setattr(telling, "collect", found.collect)
     monkeypatch.setattr(telling, "refresh", found.refresh)
+    monkeypatch.setattr(telling, "look_at_gpu", found.look_at_gpu)
     monkeypatch.setattr(telling.psutil, "virtual_memory", found.virtual_memory)
     monkeypatch.delenv(telling.TESTING_FACTS, raising=False)
     yield found
@@ -117,7 +128,14 @@ def teller(machine: Machine, *, given: bool = False) -> Teller:
 
 def look(one: Teller, machine: Machine, seconds: float = telling.POLL_SECONDS) -> None:
     machine.seconds += seconds
-    anyio.run(one._look)
+
+    async def once() -> None:
+        await one._look_at_addresses()
+        await one._look_at_machine()
+        await one._look_at_gpu()
+        await one._look_for_models()
+
+    anyio.run(once)
 
 
 def test_the_facts_are_told_once_and_again_only_when_asked(machine: Machine) -> None:
@@ -170,6 +188,36 @@ def test_an_address_that_goes_and_comes_back_is_an_event_each_time_but_not_many_
         NodeChanged(node=NodeId("a"), boot=BootId("b1"), candidates=(LAN,), gone=("169.254.3.4",), new=("10.0.0.9",))
     ]
     assert one.info.candidates == (LAN,)
+
+
+@pytest.mark.parametrize(
+    ("now", "told"),
+    [
+        (Interface(name="wlan0", kind="wifi", up=True, addresses=(LAN,), mbps=600), "wlan0 (wifi)"),
+        (Interface(name="eth0", kind="wifi", up=True, addresses=(LAN,)), "eth0 (wifi)"),
+        (Interface(name="eth0", kind="ethernet", up=True, addresses=(LAN,), mbps=100), "eth0 (ethernet, 100 Mbit/s)"),
+    ],
+)
+def test_an_address_that_stays_on_another_interface_kind_or_speed_is_an_event(
+    machine: Machine, now: Interface, told: str
+) -> None:
+    one = teller(machine)
+    machine.interfaces = (msgspec.structs.replace(machine.interfaces[0], mbps=10_000),)
+    look(one, machine)
+    look(one, machine)
+    assert machine.reported == []
+    machine.interfaces = (now,)
+    look(one, machine)
+    (change,) = machine.reported
+    assert change == NodeChanged(
+        node=NodeId("a"),
+        boot=BootId("b1"),
+        candidates=(LAN,),
+        moved=(f"10.0.0.9: eth0 (ethernet, 10000 Mbit/s) → {told}",),
+    )
+    assert machine.introduced == [], "its addresses are the same"
+    look(one, machine, 6)
+    assert len(machine.reported) == 1
 
 
 def test_further_addresses_are_no_event_where_the_operator_gave_them(machine: Machine) -> None:
@@ -270,3 +318,86 @@ def test_facts_that_cannot_be_told_end_nothing(machine: Machine) -> None:
     one.facts = msgspec.structs.replace(one.facts, models=(odd,))
     one.tell()
     assert machine.sent[-1].models == ()
+
+
+def test_a_disk_that_hangs_hides_no_address_that_goes(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = teller(machine)
+    free = threading.Event()
+    changed = anyio.Event()
+
+    def hang(*_: object) -> None:
+        free.wait(20)
+
+    def report(event: Event, cause: int) -> None:
+        machine.reported.append(event)
+        changed.set()
+
+    async def pulled() -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(one.run)
+            await anyio.lowlevel.checkpoint()
+            machine.interfaces = (Interface(name="usb0", kind="ethernet", up=True, addresses=(CABLE,)),)
+            with anyio.fail_after(10):
+                await changed.wait()
+            group.cancel_scope.cancel()
+
+    for name in ("collect", "refresh", "_moved"):
+        monkeypatch.setattr(telling, name, hang)
+    monkeypatch.setattr(one, "_held", hang)
+    monkeypatch.setattr(machine, "report", report)
+    monkeypatch.setattr(telling, "POLL_SECONDS", 0.01)
+    try:
+        anyio.run(pulled)
+    finally:
+        free.set()
+    assert [kind_of(event) for event in machine.reported] == ["node.changed"]
+
+
+def test_a_look_that_hangs_is_given_up_and_one_later_told(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = teller(machine)
+    free = threading.Event()
+
+    def hang(*_: object) -> NodeFacts:
+        free.wait(20)
+        raise OSError("stale file handle")
+
+    monkeypatch.setattr(telling, "collect", hang)
+    monkeypatch.setattr(telling, "_COLLECTING_SECONDS", 0.05)
+    with pytest.raises(FetchError, match="this machine"):
+        anyio.run(one._look_at_machine)
+    free.set()
+    monkeypatch.setattr(telling, "collect", machine.collect)
+    monkeypatch.setattr(telling, "_COLLECTING_SECONDS", 10.0)
+    one._machine = Looks(1)  # the one before belongs to a loop that has ended
+    look(one, machine)
+    assert machine.sent[-1].n == 1
+
+
+def test_what_the_gpu_may_have_is_told_soon_after_it_changed(machine: Machine) -> None:
+    machine.gpus = (Gpu(name="Apple M4 Max"),)
+    one = teller(machine)
+    look(one, machine)
+    machine.wired = 110 * GIB
+    look(one, machine)
+    assert len(machine.sent) == 1
+    look(one, machine, telling._GPU_SECONDS)
+    assert machine.sent[-1].wired_limit_bytes == 110 * GIB
+    machine.wired = 70 * GIB
+    one.look_soon()
+    look(one, machine)
+    assert machine.sent[-1].wired_limit_bytes == 70 * GIB
+    assert machine.collected == 1, "the slow tools are not run for that"
+
+
+def test_of_the_speeds_that_were_measured_the_best_is_told(machine: Machine) -> None:
+    one = teller(machine)
+    one.measured(100.0)
+    look(one, machine)
+    assert machine.sent[-1].memory_gbps == 100.0
+    one.measured(40.0)
+    assert len(machine.sent) == 1
+    one.measured(400.0)
+    assert [facts.memory_gbps for facts in machine.sent] == [100.0, 400.0]
+    machine.interfaces = ()
+    look(one, machine)
+    assert machine.sent[-1].memory_gbps == 400.0, "a probe of the machine keeps it"

@@ -51,6 +51,50 @@ def test_only_the_last_lines_are_quoted() -> None:
     assert ended(1, lines, script=True, phase=Phase.RUNNING).log_tail == tuple(lines[-TAIL_LINES:])
 
 
+RTR = "RuntimeError: [jaccl] Changing queue pair to RTR failed with errno 22"
+REGIONS = "RuntimeError: [jaccl] Register memory region failed"
+BROKEN = "RuntimeError: [jaccl] Recv failed with error code 12"
+GPU = "RuntimeError: [METAL] Command buffer execution failed: Caused GPU Timeout Error"
+
+
+@pytest.mark.parametrize(
+    ("last", "kind", "cause", "remedy"),
+    [
+        (
+            RTR,
+            "script-failed",
+            "the RDMA device has no usable address",
+            "Remove the interface from the Thunderbolt bridge",
+        ),
+        (REGIONS, "rdma-unusable", "the RDMA device cannot register more memory", "Delete the other jaccl instance"),
+        (BROKEN, "peer-lost", "the connection between the ranks broke", "Look at that rank's log"),
+        (GPU, "peer-lost", "the GPU waited too long", "Let the communication run on the CPU's stream"),
+        (ECHO, "peer-lost", "a neighbour's process ended", "Look at that rank's log"),
+    ],
+)
+def test_what_mlx_says_of_the_group_is_explained(last: str, kind: str, cause: str, remedy: str) -> None:
+    failure = ended(1, ["Traceback", "  File", last], script=True, phase=Phase.RUNNING, ranks=2)
+    assert failure.kind == kind
+    assert failure.message.startswith(f"the script ended with exit code 1: {cause}")
+    assert failure.remedy.startswith(remedy)
+    assert failure.retryable == (kind != "rdma-unusable")
+    assert failure.secondary == (kind == "peer-lost")
+    assert failure.exit_code == 1
+
+
+def test_what_lasts_is_told_before_what_came_of_it() -> None:
+    lines = [REGIONS, "during handling of that:", BROKEN]
+    assert ended(1, lines, script=True, phase=Phase.RUNNING, ranks=2).kind == "rdma-unusable"
+    assert ended(1, [BROKEN, RTR], script=True, phase=Phase.RUNNING, ranks=2).kind == "script-failed"
+
+
+@pytest.mark.parametrize("line", ["json: parse_error", "Creating queue pair", "failed with errno 16", GPU])
+def test_a_text_that_is_not_of_a_group_is_the_scripts_own(line: str) -> None:
+    failure = ended(1, ["Traceback", line], script=True, phase=Phase.RUNNING, ranks=1)
+    assert (failure.kind, failure.message) == ("script-failed", "the script ended with exit code 1")
+    assert failure.remedy == "See its output: muster logs"
+
+
 def ranks(*hosts: str) -> list[Rank]:
     return [
         Rank(

@@ -10,8 +10,10 @@ import pytest
 
 from muster.bus import Endpoint
 from muster.errors import RequestError, UnreachableError
+from muster.facts import Interface
+from muster.spec import NodeAddress
 from muster.worker import facts
-from muster.worker.facts import addresses, default_memory_bytes, machine_id
+from muster.worker.facts import addresses, carriers, default_memory_bytes, machine_id
 
 HERE = Endpoint("127.0.0.1", 5710)
 
@@ -59,3 +61,16 @@ def test_a_coordinator_that_no_way_leads_to_is_told(monkeypatch: pytest.MonkeyPa
     with pytest.raises(UnreachableError, match=r"10\.9\.8\.7:5710: Network is unreachable") as caught:
         addresses((), Endpoint("10.9.8.7", 5710))
     assert "--join" in caught.value.remedy
+
+
+def test_what_carries_an_address_is_told_with_its_bridge_and_what_the_slow_tools_know() -> None:
+    at = NodeAddress(host="10.0.0.9", network="10.0.0.0/24")
+    quick = Interface(name="en5", kind="other", up=True, addresses=(at,), mbps=10_000)
+    slow = Interface(name="en5", kind="ethernet", up=True, addresses=(at,))
+    bridge = Interface(name="bridge0", kind="bridge", up=True)
+    joined = Interface(name="bridge0", kind="bridge", up=True, members=("en5", "en2"), addresses=(at,))
+    assert carriers([at], [quick], []) == {"10.0.0.9": "en5 (other)"}
+    assert carriers([at], [quick], [slow]) == {"10.0.0.9": "en5 (ethernet, 10000 Mbit/s)"}
+    assert carriers([at], [bridge, quick], [joined]) == {"10.0.0.9": "en5 (other, in bridge0)"}
+    assert carriers([at], [joined], []) == {"10.0.0.9": "bridge0 (bridge, of en2 and en5)"}
+    assert carriers([], [quick], [slow]) == {}

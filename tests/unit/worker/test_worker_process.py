@@ -168,6 +168,24 @@ async def test_frames_to_the_runner_arrive_and_one_to_a_dead_runner_is_dropped(
     await runner.send(Form())
 
 
+async def test_memory_that_mlx_has_and_the_process_does_not_show_counts_as_used(
+    runner: RunnerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = "import mmap, struct\nshared = mmap.mmap(int(sys.argv[-1]), mmap.PAGESIZE)"
+    use_child(monkeypatch, f"{note}\nstruct.pack_into('=q', shared, 8, 2**45)\nsend(0)\nreceive()\nos._exit(0)", WARM)
+    with anyio.fail_after(15):
+        async with anyio.create_task_group() as group:
+            await group.start(runner.run)
+            assert await runner.wait_warm()
+            assert runner.resident_bytes() < 2**40
+            assert runner.used_bytes() == 2**45
+            monkeypatch.setattr("muster.worker.process.footprint_bytes", {runner.pid: 2**46}.__getitem__)
+            assert runner.used_bytes() == 2**46
+            await runner.send(Form())
+            await runner.wait_ended()
+    assert runner.used_bytes() == 0
+
+
 @pytest.mark.parametrize(
     ("body", "ask", "code"),
     [

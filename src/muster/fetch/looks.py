@@ -1,4 +1,4 @@
-"""Looks at files in threads that nobody has to wait for: a file system may hang, and the worker goes on, and ends."""
+"""Looks at files in threads that nobody has to wait for: a file system may hang, and its process goes on, and ends."""
 
 from __future__ import annotations
 
