@@ -37,7 +37,7 @@ def coordinators(nodes: Sequence[NodeInfo], known: Known, network: str = "") -> 
     own = [one.host for one in lead.addresses if not network or within(one.host, network)]
     own = [host for host in own if _kind(known.facts.get(lead.node), host) not in _CARRIERS] or own
     for rank, (info, found) in enumerate(zip(nodes, ways, strict=True)):
-        if rank and info.node != lead.node and not (own if found is None else found):
+        if rank and not (own if found is None else found):
             reason = "was reached" if found is not None else "is known"
             return Coordinators(
                 fault=f"rank {rank} on {info.node} dials rank 0 on {lead.node} for jaccl's side channel, but no "

@@ -435,6 +435,11 @@ def test_one_address_for_all_is_taken_before_the_best_of_each() -> None:
     assert coordinators(nodes, apart).hosts == ("0.0.0.0", "10.2.0.1", "10.0.0.1")
 
 
+def test_two_ranks_of_one_node_have_no_address_in_a_network_that_it_is_not_in() -> None:
+    fault = coordinators([info("a"), info("a")], Known(), "10.9.0.0/16").fault
+    assert fault.startswith("rank 1 on a dials rank 0 on a")
+
+
 def test_a_rank_that_reaches_rank_0_over_thunderbolt_alone_is_named() -> None:
     seen = known(A_FACTS, b=(reached("169.254.0.2", "169.254.0.1"), reached("x", "10.0.0.1", reached=False)))
     assert coordinators([info("a"), info("b")], seen).fault == (

@@ -106,6 +106,13 @@ class Table:
         ]
         return tuple(NodeId(name) for _, name in sorted(found)[:limit])
 
+    def fastest(self, limit: int) -> tuple[NodeId, ...]:
+        """The nodes with the best rates, by name where they are equal."""
+        best: dict[str, float] = {}
+        for names, rate in self.rates.items():
+            best.update({name: min(best.get(name, 0.0), -rate[0]) for name in names})
+        return tuple(NodeId(name) for name in sorted(best, key=lambda name: (best[name], name))[:limit])
+
 
 def full_mesh(names: Iterable[str], mbps: float = 10_000.0, rtt_us: float = 100.0) -> Table:
     """Everybody reaches everybody as well as anybody."""

@@ -10,7 +10,8 @@ from muster.device_matrix import Topology, against_ring, topology
 from muster.facts import NodeFacts
 from muster.layout import Devices
 from muster.lead import coordinators
-from muster.placement.choose import Arrangement, Chooser, Demand
+from muster.placement.choose import Arrangement, Chooser
+from muster.placement.demands import Demand
 from muster.placement.words import Candidate, Cluster, Refusal, told
 from muster.rdma import cabled, check_devices, ring_order, wire
 from muster.spec import Backend, GroupWorkload, InstanceSpec, Shortfall

@@ -5,15 +5,15 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, chain, combinations, permutations
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
 from muster.links import Link
 from muster.placement.cabling import APART, best_joined, joined, pockets
-from muster.placement.costs import StageCosts, with_headroom
+from muster.placement.demands import Demand, Stages
 from muster.placement.rings import EXACT_NODES, UNKNOWN, Worth, best_ring, judge, ring_subsets, worth
-from muster.placement.split import fits, speed_classes, split_layers
+from muster.placement.split import speed_classes
 from muster.placement.words import Cluster, Links
 
 #: Rates of links count as equal up to this factor, where the nodes behind them differ in something else.
@@ -21,8 +21,10 @@ _SAME_RATE: Final = 1.3
 #: From so many nodes the choice among many begins, and so many neighbours of each are looked at, at least.
 _SEEDS: Final = 4
 _NEIGHBOURS: Final = 24
-#: So many orders of one set of nodes are tried at most until its layers fit.
+#: So many orders are tried at most until the layers fit, of all sets of nodes together; then only the best of each.
 _TURNS: Final = 512
+#: So many sets of nodes have all their rings looked at.
+_ALL_RINGS: Final = 4
 
 
 class Arrangement(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,67 +32,6 @@ class Arrangement(msgspec.Struct, frozen=True, kw_only=True):
 
     order: tuple[int, ...]
     split: tuple[int, ...] = ()
-
-
-class Demand(Protocol):
-    """What ranks want of nodes."""
-
-    ranks: int
-    wanted: int  #: units that all ranks hold together
-    least_bytes: int  #: what the smallest rank takes, with headroom
-
-    def units(self, free_bytes: int) -> int:
-        """At most so many units fit into so many bytes."""
-        ...
-
-    def split(self, free_bytes: Sequence[int], speeds: Sequence[float]) -> tuple[int, ...] | None:
-        """Layers per rank with these bytes, by rank; `None` where they do not fit."""
-        ...
-
-
-class Equal:
-    """Every rank takes the same; `layers` is how many each runs, empty where there are none."""
-
-    def __init__(self, ranks: int, needed_bytes: int, layers: tuple[int, ...] = ()) -> None:
-        self.ranks = ranks
-        self.wanted = ranks
-        self.least_bytes = needed_bytes
-        self._layers = layers
-
-    def units(self, free_bytes: int) -> int:
-        """One rank, or none."""
-        return 1 if free_bytes >= self.least_bytes else 0
-
-    def split(self, free_bytes: Sequence[int], speeds: Sequence[float]) -> tuple[int, ...] | None:
-        """What was given, if each has room."""
-        del speeds
-        return None if any(free < self.least_bytes for free in free_bytes) else self._layers
-
-
-class Stages:
-    """A pipeline; `fixed` is the split that somebody asked for."""
-
-    def __init__(self, ranks: int, costs: StageCosts, fixed: tuple[int, ...] = ()) -> None:
-        self.ranks = ranks
-        self.wanted = costs.layers
-        self.least_bytes = costs.least_bytes
-        self.costs = costs
-        self.fixed = fixed
-
-    def units(self, free_bytes: int) -> int:
-        """Layers."""
-        return self.costs.most(free_bytes)
-
-    def share_bytes(self, layers: int) -> int:
-        """What a node must have free for so many layers, where they are the middle ones."""
-        start = max(0, (self.costs.layers - layers) // 2)
-        return with_headroom(self.costs.of(start, start + layers).total)
-
-    def split(self, free_bytes: Sequence[int], speeds: Sequence[float]) -> tuple[int, ...] | None:
-        """By memory and speed, or as it was asked for."""
-        if self.fixed:
-            return self.fixed if fits(self.costs, self.fixed, free_bytes) else None
-        return split_layers(self.costs, free_bytes, speeds)
 
 
 class Chooser:
@@ -103,6 +44,7 @@ class Chooser:
         self._reach: list[int] = []  #: entry n: layers that n nodes hold at most; one model is asked about
         self._worth: dict[tuple[int, int], Worth | None] = {}
         self._number = {candidate.node: index for index, candidate in enumerate(cluster.nodes)}
+        self._turns_left = self._all_rings_left = 0  #: of the arrangement that is looked for
         self._machines = len({candidate.machine for candidate in cluster.nodes}) < len(cluster.nodes)
         self.free = [
             max(0, min(candidate.free_bytes, cluster.pools.get(candidate.machine, candidate.free_bytes)))
@@ -146,6 +88,7 @@ class Chooser:
 
     def arrange(self, demand: Demand, *, spread: bool = True) -> Arrangement | None:
         """The best nodes for these ranks, or `None`. Without `spread` no node gets more than one rank."""
+        self._turns_left, self._all_rings_left = _TURNS, _ALL_RINGS
         if self.cluster.named:
             return self._named(demand)
         usable = [
@@ -204,21 +147,23 @@ class Chooser:
         ring = best_ring(nodes, self.worth)
         if ring is None:
             return None
-        tries = _TURNS
         for order in chain([ring], self._rings(nodes)):
             for turned in _turns(order):
-                found = self.fitted(tuple(index for index in turned for _ in range(taken[index])), demand)
-                tries -= 1
-                if found is not None or tries <= 0:
-                    return found
+                ranks = tuple(index for index in turned for _ in range(taken[index]))
+                if demand.may_fit(self.shares(ranks)):
+                    self._turns_left -= 1
+                    found = self.fitted(ranks, demand)
+                    if found is not None or self._turns_left <= 0:
+                        return found
             if not isinstance(demand, Stages):
                 return None
         return None
 
     def _rings(self, nodes: Sequence[int]) -> Iterator[tuple[int, ...]]:
         """All rings of a few nodes, the best first: the layers may fit in another order than the best one."""
-        if not 3 < len(nodes) <= EXACT_NODES:
+        if not 3 < len(nodes) <= EXACT_NODES or self._all_rings_left <= 0:
             return
+        self._all_rings_left -= 1
         found: list[tuple[Worth, int, tuple[int, ...]]] = []
         for rest in permutations(nodes[1:]):
             judged = judge((nodes[0], *rest), self.worth) if rest[0] < rest[-1] else None
@@ -265,7 +210,7 @@ class Chooser:
         return None
 
     def _holds(self, nodes: Sequence[int], demand: Demand) -> bool:
-        return sum(demand.units(free) for free in self.shares(nodes)) >= demand.wanted
+        return demand.may_fit_somehow(self.shares(nodes))
 
     def _best(self, sets: dict[int, list[int]], usable: list[int], size: int) -> int | None:
         """Of these sets, the one with the best backend, then link, speed and models; `None` where none has a ring."""
@@ -318,6 +263,11 @@ class Chooser:
                 tried.append((judged[0], judged[1], position, found))
         if tried:
             return min(tried, key=lambda one: one[:3])[3]
+        for island in self._islands(usable):
+            if demand.ranks <= len(island) < len(usable):
+                found = self._few(island, demand) if len(island) <= EXACT_NODES else self._many(island, demand)
+                if found is not None:
+                    return found
         biggest = sorted(ranked, key=lambda index: -demand.units(self.free[index]))[: demand.ranks]
         if not self._holds(biggest, demand):
             return None
@@ -340,13 +290,29 @@ class Chooser:
     def _seeds(self, ranked: list[int], allowed: set[int]) -> list[int]:
         """The best nodes, and those with the best link of all that were looked at."""
         linked: list[tuple[Worth, int]] = []
-        for index in ranked[:_NEIGHBOURS]:
+        fastest = [self._number[name] for name in self.links.fastest(_NEIGHBOURS) if name in self._number]
+        for index in dict.fromkeys([*ranked[:_NEIGHBOURS], *(one for one in fastest if one in allowed)]):
             near = next((one for one in self._near(index, 1) if one in allowed), None)
             link = None if near is None else self.worth(index, near)
             if link is not None and link < UNKNOWN:
                 linked.append((link, index))
         found = [*ranked[: _SEEDS // 2], *(index for _, index in sorted(linked)[: _SEEDS // 2])]
         return list(dict.fromkeys(found))
+
+    def _islands(self, usable: list[int]) -> list[list[int]]:
+        """The nodes that reach each other, by way of others, too; those of the first node first."""
+        left, found = set(usable), list[list[int]]()
+        for start in usable:
+            if start not in left:
+                continue
+            left.discard(start)
+            island = [start]
+            for index in island:
+                reached = [other for other in self._near(index, len(self._number)) if other in left]
+                left.difference_update(reached)
+                island += reached
+            found.append(sorted(island))
+        return found
 
     def _near(self, index: int, limit: int) -> list[int]:
         names = self.links.nearest(self.cluster.nodes[index].node, limit)

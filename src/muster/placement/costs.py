@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Final
 
@@ -79,8 +80,7 @@ class StageCosts:
             for weights, cache in zip(_differences(self._weights), _differences(self._cache), strict=True)
         )
         self._smallest = _sums(smallest)
-        self._floor = self._workspace[False] + PROCESS_BYTES + self._outside[False, False]
-        self._most: dict[int, int] = {}
+        self._most: dict[tuple[int, bool, bool], int] = {}
 
     def of(self, start: int, stop: int) -> RankCost:
         """The rank that runs layers `start` up to, not including, `stop`."""
@@ -94,7 +94,7 @@ class StageCosts:
     @property
     def least_bytes(self) -> int:
         """Less than this is room for no layer at all."""
-        return with_headroom(self._floor + self._smallest[1])
+        return with_headroom(self._floor(first=False, last=False) + self._smallest[1])
 
     def fits(self, start: int, stop: int, free_bytes: int) -> bool:
         """Whether that rank, with headroom, finds room in so many bytes."""
@@ -122,19 +122,49 @@ class StageCosts:
                 low = middle + 1
         return low
 
-    def most(self, free_bytes: int) -> int:
-        """More layers than this fit nowhere in so many bytes, whichever they are."""
-        if free_bytes in self._most:
-            return self._most[free_bytes]
+    def most(self, free_bytes: int, *, first: bool = False, last: bool = False) -> int:
+        """More layers than this fit nowhere in so many bytes, whichever they are.
+
+        With `first` beside what comes before the layers, with `last` beside what comes after them.
+        """
+        key = (free_bytes, first, last)
+        if key in self._most:
+            return self._most[key]
+        floor = self._floor(first=first, last=last)
         low, high = 0, self.layers
         while low < high:
             middle = (low + high + 1) // 2
-            if with_headroom(self._floor + self._smallest[middle]) <= free_bytes:
+            if with_headroom(floor + self._smallest[middle]) <= free_bytes:
                 low = middle
             else:
                 high = middle - 1
-        self._most[free_bytes] = low
+        self._most[key] = low
         return low
+
+    def may_fit(self, free_bytes: Sequence[int]) -> bool:
+        """Whether all layers may fit, with so many bytes for each rank, by rank; if not, they never do."""
+        if len(free_bytes) == 1:
+            return self.most(free_bytes[0], first=True, last=True) >= self.layers
+        ends = self.most(free_bytes[0], last=True) + self.most(free_bytes[-1], first=True)
+        return ends + sum(map(self.most, free_bytes[1:-1])) >= self.layers
+
+    def may_fit_somehow(self, free_bytes: Sequence[int]) -> bool:
+        """As `may_fit`, in any order of the ranks."""
+        if len(free_bytes) == 1:
+            return self.may_fit(free_bytes)
+        inner = [self.most(free) for free in free_bytes]
+        spare = sum(inner) - self.layers
+        if spare < 0:
+            return False
+        firsts = [most - self.most(free, first=True) for most, free in zip(inner, free_bytes, strict=True)]
+        lasts = [most - self.most(free, last=True) for most, free in zip(inner, free_bytes, strict=True)]
+        # Of each only the two cheapest places can matter: they must be two ranks.
+        places = range(len(inner))
+        cheap = [sorted(places, key=costs.__getitem__)[:2] for costs in (firsts, lasts)]
+        return any(firsts[one] + lasts[two] <= spare for one in cheap[0] for two in cheap[1] if one != two)
+
+    def _floor(self, *, first: bool, last: bool) -> int:
+        return self._workspace[last] + PROCESS_BYTES + self._outside[first, last]
 
 
 def slice_cost(needs: ModelNeeds, workload: ModelWorkload, world_size: int) -> RankCost:

@@ -10,8 +10,9 @@ from typing import Final
 import msgspec
 
 from muster.links import Link
-from muster.placement.choose import Chooser, Stages
+from muster.placement.choose import Chooser
 from muster.placement.costs import with_headroom
+from muster.placement.demands import Stages
 from muster.placement.ways import Way
 from muster.placement.words import Refusal, size, told
 from muster.spec import NodeId, Shortfall
@@ -37,6 +38,11 @@ class Everywhere:
     def nearest(self, a: NodeId, limit: int) -> tuple[NodeId, ...]:
         """None: all are alike."""
         del a, limit
+        return ()
+
+    def fastest(self, limit: int) -> tuple[NodeId, ...]:
+        """None, either."""
+        del limit
         return ()
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from itertools import combinations
 from typing import Final
 
-from muster.placement.choose import Chooser, Stages
+from muster.placement.choose import Chooser
 from muster.placement.costs import context_of
+from muster.placement.demands import Stages
 from muster.placement.lacking import crowded, dealt_short, shortfalls, unhindered
 from muster.placement.ways import Way, Ways
 from muster.placement.words import Refusal, size, told

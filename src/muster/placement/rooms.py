@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable
 
 from muster.errors import PlacementError
 from muster.facts import HeldModel, NodeFacts, filled_gpu
 from muster.known import Known
-from muster.links import LAST_RESORTS, LinkMap, within
+from muster.links import LAST_RESORTS, LinkMap, Measured, within
 from muster.placement.words import Candidate, Cluster
 from muster.rdma import taken
 from muster.spec import InstanceSpec, ModelWorkload, NodeId, NodeInfo
@@ -31,20 +32,29 @@ class SeenLinks(LinkMap):
     def nearest(self, a: NodeId, limit: int) -> tuple[NodeId, ...]:
         """Nodes that `a` reached, at most so many, the best link first."""
         if a not in self._nearest:
-            if self._merits is None:
-                self._merits = self._judged()
-            merits = self._merits.get(a, {})
+            merits = self._all_merits().get(a, {})
             self._nearest[a] = [other for _, other in sorted([(merit, other) for other, merit in merits.items()])]
         return tuple(self._nearest[a][:limit])
+
+    def fastest(self, limit: int) -> tuple[NodeId, ...]:
+        """The nodes with the best links of all, at most so many, the best first."""
+        best = ((min(merits.values()), name) for name, merits in self._all_merits().items() if merits)
+        return tuple(name for _, name in heapq.nsmallest(limit, best))
+
+    def _all_merits(self) -> dict[NodeId, dict[NodeId, float]]:
+        if self._merits is None:
+            self._merits = self._judged()
+        return self._merits
 
     def _judged(self) -> dict[NodeId, dict[NodeId, float]]:
         """By node, those that it reached: the lower the better. One end of a pair measures the rates for both."""
         merits: dict[NodeId, dict[NodeId, float]] = {}
         weak = {} if self._only else {name: hosts for name, facts in self._seen.items() if (hosts := _weak(facts))}
-        left = _MOST_RECORDS
+        each = max(1, _MOST_RECORDS // max(1, len(self._told)))
         for name, told in self._told.items():
             mine = merits.setdefault(name, {})
-            for one in told.measured[: max(0, left)]:
+            measured = told.measured
+            for one in measured if len(measured) <= each else heapq.nsmallest(each, measured, key=_slowness):
                 out, into, other = one.mbps_out, one.mbps_in, one.other
                 if out is None or into is None or not one.reached or not one.dialled_back:
                     continue
@@ -57,8 +67,11 @@ class SeenLinks(LinkMap):
                 if known is None or merit < known:
                     mine[other] = merit
                     merits.setdefault(other, {})[name] = merit
-            left -= len(told.measured)
         return merits
+
+
+def _slowness(one: Measured) -> tuple[float, NodeId]:
+    return -(one.mbps_out or 0.0), one.other
 
 
 def _weak(facts: NodeFacts) -> frozenset[str]:

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import msgspec
 
 from muster.needs import ModelNeeds, against_pipeline, against_tensor, even_split
-from muster.placement.choose import Arrangement, Demand, Equal, Stages
+from muster.placement.choose import Arrangement
 from muster.placement.costs import RankCost, StageCosts, slice_cost, with_headroom
+from muster.placement.demands import Demand, Equal, Stages
 from muster.placement.layouts import LayoutSharding
 from muster.placement.words import MODEL_RANK_BYTES, RANK_BYTES
 from muster.spec import InstanceSpec, ModelWorkload

@@ -75,6 +75,10 @@ class Links(Protocol):
         """Nodes that `a` reached, at most so many, the best rate first."""
         ...
 
+    def fastest(self, limit: int) -> tuple[NodeId, ...]:
+        """The nodes that have the best links of all, at most so many, the best first."""
+        ...
+
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to a wish: one assignment per rank, in rank order, the backend of the group, and the plan."""

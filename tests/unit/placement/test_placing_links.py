@@ -144,3 +144,15 @@ def test_the_interfaces_are_pinned_with_the_addresses() -> None:
         ("bridge-0", ""),
         ("", "ethernet-0"),
     ]
+
+
+def test_whoever_told_first_the_best_links_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muster.placement.rooms._MOST_RECORDS", 3)
+    links = told(A, (B, 0, 100.0, 100.0), (C, 0, 900.0, 900.0)) | told(
+        B, (A, 0, 100.0, 100.0), (C, 0, 40_000.0, 40_000.0)
+    )
+    for order in (links, dict(reversed(links.items()))):
+        seen = SeenLinks(infos(0), Known(links=order))
+        assert seen.fastest(2) == (B, C)
+        assert seen.nearest(C, 5) == (B, A)
+        assert seen.nearest(A, 5) == (C,)
