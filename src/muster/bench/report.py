@@ -230,12 +230,12 @@ def _verdict(one: Figure) -> Text:
 
 
 def _peers(figures: Sequence[Figure]) -> list[RenderableType]:
-    """A line for each figure whose name does not say what it stands beside."""
-    return [
-        Text(f"peer of {one.name}: {one.peer_name}{_value(one)}", style="dim")
-        for one in figures
-        if one.peer_name is not None and BESIDE not in one.name
-    ]
+    """A line for each figure whose name does not say what it stands beside; one for many that have the same."""
+    told = [one for one in figures if one.peer_name is not None and BESIDE not in one.name]
+    names = {f"{one.peer_name}{_value(one)}" for one in told}
+    if len(told) > 2 and len(names) == 1:
+        return [Text(f"peer of each: {names.pop()}", style="dim")]
+    return [Text(f"peer of {one.name}: {one.peer_name}{_value(one)}", style="dim") for one in told]
 
 
 def _value(one: Figure) -> str:

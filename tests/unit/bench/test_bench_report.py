@@ -142,3 +142,10 @@ def test_speeds_are_compared_in_times_and_a_peer_that_the_name_tells_is_not_told
     shown = text.getvalue()
     assert "1.50x" in shown and "≥ 1.3x" in shown and "0.80x" in shown
     assert "server: one" in shown and "peer of" not in shown
+
+
+def test_a_peer_that_all_figures_have_is_told_once() -> None:
+    rows = tuple(figure(f"rank {rank}", "MB", 1, peer=2, peer_name="the highest") for rank in range(3))
+    text = io.StringIO()
+    Console(file=text, width=200).print(render(Report(machine=MACHINE, figures=rows, rounds=(), notes=())))
+    assert [line for line in text.getvalue().splitlines() if "peer of" in line] == ["peer of each: the highest"]
