@@ -132,6 +132,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     memory_gbps: float | None = None  #: measured: GB/s that one stream copies on MLX's default device
     device: Device = ""  #: what MLX computes on unless it is told otherwise; empty where that is not known
     gpus: tuple[Gpu, ...] = ()
+    gpu_ranks_bytes: int | None = None  #: what the node's ranks had in use when this was free of its GPUs
     disks: tuple[Disk, ...] = ()
     versions: dict[str, str] = {}
     backends: tuple[str, ...] = ()

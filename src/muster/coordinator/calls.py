@@ -128,7 +128,8 @@ class Calls:
         if isinstance(found, Refusal):
             advised = functools.partial(look, self._ledger.state, self._ledger.known(), advise=True)
             better = await anyio.to_thread.run_sync(advised, abandon_on_cancel=True)
-            found = better if isinstance(better, Refusal) else found
+            # Where room has appeared meanwhile, it must be there still when the instance is logged.
+            found = better if isinstance(better, Refusal) else await self.placing.search(request.spec, look)
         return self._change(lambda: intake.create(self._ledger, request, found, needs))
 
     def _change(self, carry_out: Callable[[], R]) -> R | Refused:

@@ -277,13 +277,14 @@ class Dispatcher:
             return request.deadline
         return request.heard_at + request.load.silence_seconds
 
-    def _forget(self, request: Request) -> None:
-        """The runner has ended the request, or has ended itself."""
+    def _forget(self, request: Request, *, known: bool = True) -> None:
+        """The runner has ended the request, or has ended itself; or it does not know yet that it should."""
         load = request.load
         if load is None:
             return
         del self._underway[request.number]
-        self._remember(request.number)
+        if known:
+            self._remember(request.number)
         load.drop(request)
 
     def _remember(self, number: int) -> None:
@@ -294,8 +295,8 @@ class Dispatcher:
     def _withdraw(self, request: Request) -> None:
         """Take the request from its queue or from its runner."""
         if request.load is not None:
-            self._send(request.load.identity, Cancel(request=request.number))
-            self._forget(request)
+            told = self._send(request.load.identity, Cancel(request=request.number))
+            self._forget(request, known=told)
             return
         queue = self._queues.get(request.model)
         if queue is not None and request in queue:
@@ -308,8 +309,8 @@ class Dispatcher:
         if piece.request in self._forgotten or isinstance(piece.reply, Done | Refused):
             return
         logger.debug("runner {} answers the unknown request {}; it is told to stop", identity, piece.request)
-        self._remember(piece.request)
-        self._send(identity, Cancel(request=piece.request))
+        if self._send(identity, Cancel(request=piece.request)):
+            self._remember(piece.request)
 
     def _refuse(self, request: Request, failure: Failure) -> None:
         request.ended = True

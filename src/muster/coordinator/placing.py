@@ -103,12 +103,15 @@ class Placing:
     def next_attempt(self, instance: Instance, state: State) -> Placement | Refusal | None:
         """Where it goes, or why nowhere; `None` while that is looked for, which this begins."""
         sought = self._sought.get(instance.id)
-        stands = sought is not None and sought.attempt == instance.attempt and time.monotonic() < sought.until
-        if sought is not None and stands and sought.basis.holds(state):
+        if sought is not None and self._stands(instance.id, sought) and sought.basis.holds(state):
             return sought.found
         self._wanted[instance.id] = None
         self._asked.set()
         return None
+
+    def _stands(self, name: InstanceId, sought: _Sought) -> bool:
+        instance = self._ledger.state.instances.get(name)
+        return instance is not None and instance.attempt == sought.attempt and time.monotonic() < sought.until
 
     async def run(self) -> None:
         """Look for what `next_attempt` was asked for, until cancelled."""
@@ -121,8 +124,7 @@ class Placing:
             if instance is not None:
                 self._sought[name] = await self._seek(instance)
             del self._wanted[name]
-            there = self._ledger.state.instances
-            self._sought = {key: one for key, one in self._sought.items() if key in there}
+            self._sought = {key: one for key, one in self._sought.items() if self._stands(key, one)}
             self.on_found()
 
     async def _seek(self, instance: Instance) -> _Sought:

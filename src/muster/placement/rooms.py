@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from muster.errors import PlacementError
 from muster.facts import HeldModel, NodeFacts, filled_gpu
@@ -191,9 +191,7 @@ def _pools(infos: dict[NodeId, NodeInfo], known: Known, reserved: dict[NodeId, i
     pools: dict[str, int] = {}
     for machine, names in machines.items():
         given = sum(reserved.get(name, 0) for name in names)
-        unused = sum(max(0, reserved.get(name, 0) - known.ranks_bytes.get(name, 0)) for name in names)
-        # The ranks of a node that has none any more were still there when it last told what is available.
-        over = sum(known.ranks_bytes.get(name, 0) for name in names if not reserved.get(name))
+        unused, over = (of(names, reserved, known.ranks_bytes) for of in (_unused, _over))
         limits = [known.available_bytes[name] + over - unused for name in names if known.available_bytes.get(name)]
         for name in names:
             facts = known.facts.get(name)
@@ -203,10 +201,24 @@ def _pools(infos: dict[NodeId, NodeInfo], known: Known, reserved: dict[NodeId, i
             if (gpu := filled_gpu(facts)) is not None:
                 limits.append((gpu.memory_bytes or 0) - given)
                 if gpu.free_bytes is not None:
-                    limits.append(gpu.free_bytes + over - unused)
+                    # What was free then is less what ranks took since: heartbeats say that sooner than the GPU.
+                    used = dict(known.ranks_bytes)
+                    if facts is not None and facts.gpu_ranks_bytes is not None:
+                        used[name] = facts.gpu_ranks_bytes
+                    limits.append(gpu.free_bytes + _over(names, reserved, used) - _unused(names, reserved, used))
         if limits:
             pools[machine] = max(0, min(limits))
     return pools
+
+
+def _unused(names: list[NodeId], reserved: Mapping[NodeId, int], used: Mapping[NodeId, int]) -> int:
+    """What ranks were promised and have not taken yet."""
+    return sum(max(0, reserved.get(name, 0) - used.get(name, 0)) for name in names)
+
+
+def _over(names: list[NodeId], reserved: Mapping[NodeId, int], used: Mapping[NodeId, int]) -> int:
+    """What the ranks of a node that has none any more still had when it last told what is available."""
+    return sum(used.get(name, 0) for name in names if not reserved.get(name))
 
 
 def _at(spec: InstanceSpec, models: Iterable[HeldModel], commit: str = "") -> list[HeldModel]:

@@ -158,7 +158,7 @@ class Worker:
         async with ControlClient(self._settings.coordinators) as client:
             outbox = Outbox(client, info.node, info.boot)
             follower = Follower(client, info=info, holds=self._holdings)
-            teller = self._teller = Teller(info, subject, client, outbox, follower, self._held)
+            teller = self._teller = Teller(info, subject, client, outbox, follower, self._held, self._used_bytes)
             async with outbox, follower, anyio.create_task_group() as group:
                 welcomed = anyio.Event()
                 group.start_soon(self._beat, client, pool, reaper, follower, welcomed)
@@ -366,7 +366,14 @@ class Worker:
 
     def _is_idle(self) -> bool:
         """Whether the node has no rank, and the machine little else to do."""
-        return not self._tasks and os.getloadavg()[0] < _IDLE_SHARE * (os.cpu_count() or 1)
+        try:
+            load = os.getloadavg()[0]
+        except OSError:  # containers may hide it
+            return False
+        return not self._tasks and load < _IDLE_SHARE * (os.cpu_count() or 1)
+
+    def _used_bytes(self) -> int:
+        return sum(task.memory_bytes for task in self._tasks.values())
 
     def _vitals(self, pool: RunnerPool) -> Beat:
         uses = tuple(

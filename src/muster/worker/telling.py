@@ -63,6 +63,7 @@ class Teller:
         outbox: Outbox,
         follower: Follower,
         held: Callable[[], tuple[HeldModel, ...]] = tuple,
+        used: Callable[[], int] = lambda: 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.info = info
@@ -72,6 +73,7 @@ class Teller:
         self._outbox = outbox
         self._follower = follower
         self._held = held
+        self._used = used
         self._clock = clock
         self._tools = Tools()
         self._addresses, self._machine, self._gpu, self._scans = Looks(1), Looks(1), Looks(1), Looks(1)
@@ -142,12 +144,15 @@ class Teller:
         now = self._clock()
         seen = (glance(), _testing_time(self.info))
         if seen != self._seen or now - self._collected_at >= _COLLECT_SECONDS:
+            used = self._used()
             found = await self._machine.find(
                 lambda: collect(self._subject, self._tools), "this machine", seconds=_COLLECTING_SECONDS
             )
             self._collected_at = self._refreshed_at = now
             self._seen = seen
-            self._keep(found)
+            # The speed may have been measured again meanwhile.
+            speed = self._subject.memory_gbps or found.memory_gbps
+            self._keep(msgspec.structs.replace(found, memory_gbps=speed, gpu_ranks_bytes=used if found.gpus else None))
         elif self.facts is not None and now - self._refreshed_at >= _REFRESH_SECONDS:
             self._refreshed_at = now
             facts = self.facts
@@ -157,17 +162,32 @@ class Teller:
                 seconds=_GLANCING_SECONDS,
             )
             if moved is not None:
-                self._keep(moved)
+                self._keep(
+                    msgspec.structs.replace(
+                        self.facts,
+                        memory_available_bytes=moved.memory_available_bytes,
+                        memory_pressure=moved.memory_pressure,
+                        disks=moved.disks,
+                    )
+                )
 
     async def _look_at_gpu(self) -> None:
         now = self._clock()
         if (facts := self.facts) is None or not facts.gpus or now - self._gpu_at < _GPU_SECONDS:
             return
-        self._gpu_at = now
+        self._gpu_at, used = now, self._used()
         found = await self._gpu.find(
             lambda: look_at_gpu(facts, self._tools), "the GPU's memory", seconds=_SCANNING_SECONDS
         )
-        self._keep(msgspec.structs.replace(self.facts, gpus=found.gpus, wired_limit_bytes=found.wired_limit_bytes))
+        if found is not facts:
+            self._keep(
+                msgspec.structs.replace(
+                    self.facts,
+                    gpus=found.gpus,
+                    gpu_ranks_bytes=used,
+                    wired_limit_bytes=found.wired_limit_bytes,
+                )
+            )
 
     async def _look_for_models(self) -> None:
         now = self._clock()

@@ -184,6 +184,12 @@ class Fleet:
             self.held[identity].pop(number)
         self.dispatcher.receive(identity, [Piece(request=number, reply=reply) for reply in replies], self.now)
 
+    def go_on(self) -> None:
+        """Every runner that is reached sends a token of whatever it has to do."""
+        for identity, held in self.held.items():
+            for number in list(held) if identity not in self.unreachable else ():
+                self.dispatcher.receive(identity, [Piece(request=number, reply=Chunk(text="x", tokens=(1,)))], self.now)
+
     def token(self, asked: Asked, text: str = "x") -> None:
         self.say(asked, Chunk(text=text, tokens=(1,)))
 

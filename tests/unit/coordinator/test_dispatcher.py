@@ -400,3 +400,17 @@ def test_deleting_at_once_cuts_at_once() -> None:
     fleet.start(begun)
     fleet.put("one", Deleting())
     assert [answering.kind, begun.kind] == ["instance-deleted", "model-unavailable"]
+
+
+def test_a_runner_that_could_not_be_told_to_stop_is_told_when_it_answers() -> None:
+    fleet = Fleet()
+    fleet.ready("one")
+    asked = fleet.ask()
+    number = fleet.number(asked)
+    fleet.unreachable.add(b"one/1")
+    fleet.cancel(asked)
+    assert fleet.cancels == []
+    fleet.unreachable.clear()
+    fleet.go_on()
+    assert fleet.cancels == [(b"one/1", number)]
+    assert fleet.held[b"one/1"] == {}

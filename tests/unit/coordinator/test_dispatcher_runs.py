@@ -183,6 +183,7 @@ class Gateway(RuleBasedStateMachine):
     def teardown(self) -> None:
         """In the end all have been answered, and nothing is kept of them."""
         self.fleet.pass_time(200.0)
+        self.fleet.go_on()
         dispatcher = self.fleet.dispatcher
         assert all(item.ended for item in self.asked)
         assert list(dispatcher.open_requests()) == []

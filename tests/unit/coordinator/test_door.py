@@ -180,6 +180,21 @@ async def test_a_refusal_is_advised_beside_the_loop(desk: Desk, monkeypatch: pyt
     assert threading.main_thread() not in search.threads
 
 
+async def test_where_room_appears_while_a_refusal_is_advised_it_is_taken(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def search(*given: Any, advise: bool, **more: Any) -> Placement | Refusal:
+        asked.append(advise)
+        return decide(*given, advise=advise, **more) if len(asked) > 1 else Refusal(message="no room")
+
+    monkeypatch.setattr(calls_module, "decide", search)
+    spec = InstanceSpec(workload=GroupWorkload(), ranks=2)
+    assert isinstance(await desk.door.call(Create(spec=spec)), Created)
+    assert asked == [False, True, False], "it is looked for once more, in turn"
+
+
 async def test_what_was_created_under_the_key_meanwhile_is_the_answer(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

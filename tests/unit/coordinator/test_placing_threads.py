@@ -6,12 +6,21 @@ import threading
 from collections.abc import Awaitable, Callable
 
 import anyio
+import msgspec
 import pytest
 from books import B, Books, info
 
 from muster.coordinator import placing as placing_module
 from muster.coordinator.placing import Placing
-from muster.events import InstanceCreated, InstanceFailed, InstanceReady, NodeJoined, NodeLost, RankGone
+from muster.events import (
+    InstanceCreated,
+    InstanceDeleted,
+    InstanceFailed,
+    InstanceReady,
+    NodeJoined,
+    NodeLost,
+    RankGone,
+)
 from muster.known import Known
 from muster.placement import Placement, Refusal, decide
 from muster.placement.again import place_again
@@ -189,6 +198,25 @@ def test_a_refusal_that_cost_much_stands_until_something_changes(monkeypatch: py
         now[0] += 21.0
         await asked(found)
         assert len(search.threads) == 3
+
+    run_placing(placing, test)
+
+
+def test_what_was_found_is_forgotten_when_it_is_of_no_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    books = Books("a", "b")
+    instance = instance_on(books)
+    Search(monkeypatch, lambda state: REFUSED)
+    placing = Placing(books.ledger)
+    other = msgspec.structs.replace(instance, id=InstanceId("another"))
+
+    async def test(found: Found) -> None:
+        placing.next_attempt(instance, books.ledger.state)
+        await found.next()
+        assert list(placing._sought) == [NAME]
+        books.ledger.commit(InstanceDeleted(instance=NAME, attempt=1))
+        placing.next_attempt(other, books.ledger.state)
+        await found.next()
+        assert list(placing._sought) == []
 
     run_placing(placing, test)
 

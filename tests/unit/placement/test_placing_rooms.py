@@ -129,6 +129,15 @@ def test_of_a_gpu_what_is_promised_and_not_used_yet_is_taken_off() -> None:
     assert cluster(state_of(a=115), full).pools == {"machine-a": 24 * GIB}, "it has just ended"
 
 
+def test_what_ranks_took_of_a_gpu_since_it_was_looked_at_is_not_free() -> None:
+    facts = facts_of(A, memory_total_bytes=128 * GIB, gpus=(GPU,), gpu_ranks_bytes=0)
+    known = Known(facts={A: facts}, available_bytes={A: 120 * GIB}, ranks_bytes={A: 8 * GIB})
+    assert cluster(running(state_of(a=115), A, 8 * GIB), known).pools == {"machine-a": 12 * GIB}
+    later = msgspec.structs.replace(facts, gpu_ranks_bytes=8 * GIB)
+    known = Known(facts={A: later}, available_bytes={A: 120 * GIB}, ranks_bytes={})
+    assert cluster(state_of(a=115), known).pools == {"machine-a": 24 * GIB}, "it has ended since"
+
+
 def test_links_that_were_measured_are_laid_out_and_copies_come_over_the_best() -> None:
     state = state_of(a=20, b=20, c=20)
     measured = tuple(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -39,6 +39,8 @@ class Machine:
         self.models: tuple[HeldModel, ...] = ()
         self.gpus: tuple[Gpu, ...] = ()
         self.wired = 90 * GIB
+        self.used = 0
+        self.meanwhile: Callable[[], None] = lambda: None
         self.collected = 0
         self.broken = False
         self.sent: list[NodeFacts] = []
@@ -79,6 +81,7 @@ class Machine:
         )
 
     def refresh(self, facts: NodeFacts, subject: Subject, tools: object) -> NodeFacts:
+        self.meanwhile()
         return msgspec.structs.replace(facts, memory_available_bytes=self.available)
 
     def look_at_gpu(self, facts: NodeFacts, tools: object) -> NodeFacts:
@@ -121,8 +124,9 @@ def teller(machine: Machine, *, given: bool = False) -> Teller:
         cast(ControlClient, machine),
         cast(Outbox, machine),
         cast(Follower, machine),
-        lambda: machine.models,
-        lambda: machine.seconds,
+        held=lambda: machine.models,
+        used=lambda: machine.used,
+        clock=lambda: machine.seconds,
     )
 
 
@@ -387,6 +391,32 @@ def test_what_the_gpu_may_have_is_told_soon_after_it_changed(machine: Machine) -
     look(one, machine)
     assert machine.sent[-1].wired_limit_bytes == 70 * GIB
     assert machine.collected == 1, "the slow tools are not run for that"
+
+
+def test_what_ranks_had_in_use_is_told_as_it_was_when_the_gpu_was_looked_at(machine: Machine) -> None:
+    machine.gpus = (Gpu(name="RTX", memory_bytes=24 * GIB, free_bytes=20 * GIB),)
+    one = teller(machine)
+    look(one, machine)
+    assert machine.sent[-1].gpu_ranks_bytes == 0
+    machine.used = 8 * GIB
+    machine.available -= 20 * GIB
+    look(one, machine, telling._REFRESH_SECONDS)
+    assert machine.sent[-1].memory_available_bytes == machine.available
+    assert machine.sent[-1].gpu_ranks_bytes == 0, "memory was looked at, not the GPU"
+    machine.wired -= GIB
+    one.look_soon()
+    look(one, machine)
+    assert machine.sent[-1].gpu_ranks_bytes == 8 * GIB
+
+
+def test_what_was_measured_while_memory_was_looked_at_stays(machine: Machine) -> None:
+    one = teller(machine)
+    look(one, machine)
+    machine.meanwhile = lambda: one.measured(400.0)
+    machine.available -= 20 * GIB
+    look(one, machine, telling._REFRESH_SECONDS)
+    assert machine.sent[-1].memory_available_bytes == machine.available
+    assert machine.sent[-1].memory_gbps == 400.0
 
 
 def test_of_the_speeds_that_were_measured_the_best_is_told(machine: Machine) -> None:
