@@ -197,6 +197,8 @@ def _receive(listed: Listing, file: HubFile, sink: Sink) -> None:
             sink.restart()
         for chunk in response.iter_raw():
             sink.write(memoryview(chunk)[: file.bytes - sink.offset])
+            if sink.offset >= file.bytes:
+                break  # whatever more comes is not the file's
 
 
 @contextlib.contextmanager

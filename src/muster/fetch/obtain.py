@@ -217,7 +217,10 @@ class _Bringing:
         with full_disk(copies):
             target.mkdir(parents=True, exist_ok=True)
         small = [files[name] for name in small_files(files, code=self._wish.code)]
-        self._copy(source, small, target)
+        self._copy(source, small, target, again=self._is_code)
+        if self._wish.code and not is_hub_id(self._wish.model):
+            for gone in [file for file in target.glob("*.py") if file.name not in files]:
+                gone.unlink(missing_ok=True)
         if is_hub_id(self._wish.model):
             self._note_revision(copies, listed.revision)
         else:
@@ -248,9 +251,20 @@ class _Bringing:
         listed = hub.Listing(model=wish.model, commit=commit, files=())
         hub.name_revision(root, listed, wish.revision or DEFAULT_REVISION)
 
-    def _copy(self, source: ModelSource, files: Collection[PeerFile], target: Path) -> None:
+    def _is_code(self, name: str) -> bool:
+        """Whether a directory's file may differ from the copy that is here, which its identity does not tell."""
+        return name.endswith(".py") and not is_hub_id(self._wish.model)
+
+    def _copy(
+        self,
+        source: ModelSource,
+        files: Collection[PeerFile],
+        target: Path,
+        *,
+        again: Callable[[str], bool] = lambda name: False,
+    ) -> None:
         begin = time.monotonic()
-        wanted = [file for file in files if not (target / file.name).exists()]
+        wanted = [file for file in files if again(file.name) or not (target / file.name).exists()]
         total = sum(file.bytes for file in wanted)
         require_space(target, sum(to_come(target / file.name, file.bytes) for file in wanted), self._wish.model)
         meter = Meter(self._tell, f"from node {source.node}", total)
@@ -303,6 +317,7 @@ class _Bringing:
         """Take the files from the node that downloads them; those that it did not bring."""
         begin = time.monotonic()
         meter = Meter(self._tell, f"from node {owner.node}", sum(file.bytes for file in files))
+        meter.wait(f"waits for node {owner.node}, which downloads it")  # the time for the phase begins anew
         came = [file for file in files if owner.bring(root, listed, file, meter)]
         self._tell_brought(f"node {owner.node}", came, meter, begin)
         return [file for file in files if file not in came]

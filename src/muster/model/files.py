@@ -296,7 +296,8 @@ def code_fingerprint(path: Path) -> str:
     Raises:
         ModelError: a file cannot be read.
     """
-    found = sorted(path.glob("*.py")) if commit_of(path) is None else []
+    here = path.glob("*.py") if commit_of(path) is None else ()
+    found = sorted(file for file in here if file.is_file() and not file.name.startswith("."))
     digest = hashlib.sha256()
     for file in found:
         _feed(digest, os.fsencode(file.name))
@@ -319,6 +320,7 @@ def sample(path: Path, weights: Collection[str] | None = None) -> str:
     digest = hashlib.sha256()
     small = {file for pattern in _FINGERPRINT_GLOBS for file in path.glob(pattern) if file.is_file()}
     small = {file for file in small if any(fnmatchcase(file.name, pattern) for pattern in ALLOW_PATTERNS)}
+    small = {file for file in small if not file.name.startswith(".")}  # macOS's own, which are never copied
     try:
         for file in sorted(small):
             _feed(digest, os.fsencode(file.name))

@@ -12,6 +12,7 @@ from muster.placement.backends import Backed
 from muster.placement.choose import Chooser
 from muster.placement.costs import RankCost
 from muster.placement.rings import Worth, worth
+from muster.placement.rooms import held_by_all
 from muster.placement.words import Candidate
 from muster.spec import InstanceSpec, ModelWorkload, NodeId, is_hub_id
 
@@ -34,10 +35,13 @@ def lay_out(
     split = backed.arrangement.split or (0,) * len(nodes)
     dialled = backed.coordinators or ("",) * len(nodes)
     given: dict[str, tuple[ModelSource, ...]] = {}
-    if isinstance(wish.workload, ModelWorkload):
+    commit, shared = chooser.cluster.commit, held_by_all(wish, nodes)
+    if commit and shared and commit not in shared:
+        commit = max(shared)  # what others have most of need not come where all have the same already
+    elif isinstance(wish.workload, ModelWorkload):
         lacking = dict.fromkeys(candidate.node for candidate in nodes if not candidate.holds)
         given = {name: _sources(chooser, name, turn) for turn, name in enumerate(lacking)}
-    sharers = _sharers(chooser, nodes, wish)
+    sharers = _sharers(chooser, nodes, wish) if commit == chooser.cluster.commit else [()] * len(nodes)
     ranks = tuple(
         RankLayout(
             memory_bytes=costs[rank].total,
@@ -57,7 +61,7 @@ def lay_out(
         devices=backed.devices,
         jaccl_ring=backed.jaccl_ring,
         steps_down=backed.steps_down,
-        commit=chooser.cluster.commit,
+        commit=commit,
     )
 
 

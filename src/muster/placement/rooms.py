@@ -150,7 +150,7 @@ def cluster_of(spec: InstanceSpec, state: State, known: Known, *, commit: str = 
                 reserved[rank.node] = reserved.get(rank.node, 0) + reserved_bytes(instance, rank.rank)
                 ranks[rank.node] = ranks.get(rank.node, 0) + 1
     infos = {name: node.info for name, node in state.nodes.items() if node.lost is None}
-    commit = _commit(spec, names, infos, known) or commit
+    commit = _commit(spec, names, infos, known, commit)
     held = _held(spec, infos, known, commit)
     sources = {name: (infos[name], one.path) for name, one in held.items() if one.shareable}
     nodes = tuple(
@@ -236,20 +236,36 @@ def _goodness(held: HeldModel) -> tuple[bool, str]:
     return not held.complete, held.path
 
 
-def _commit(spec: InstanceSpec, names: Iterable[NodeId], infos: dict[NodeId, NodeInfo], known: Known) -> str:
-    """The commit that most nodes have of the revision asked for: a branch may lead each of them elsewhere.
+def _commit(
+    spec: InstanceSpec, names: Iterable[NodeId], infos: dict[NodeId, NodeInfo], known: Known, inspected: str
+) -> str:
+    """The commit that most nodes have whole of the revision asked for: a branch may lead each of them elsewhere.
 
-    What is whole counts before parts, and the nodes to choose from before others.
+    The nodes to choose from count before others, of which only those that give it away do. Where nobody has it whole
+    it is what was `inspected`, or else what most of them have parts of: the hub may have that no more.
     """
-    votes: dict[str, list[int]] = {}
+    whole: dict[str, list[int]] = {}
+    parts: dict[str, list[int]] = {}
     chosen = set(names)
-    for name in infos:
+    for name, info in infos.items():
         facts = known.facts.get(name)
         for held in _at(spec, facts.models if facts is not None else ()):
-            if held.revision:
-                count = votes.setdefault(held.revision, [0, 0, 0, 0])
-                count[2 * (not held.complete) + (name not in chosen)] += 1
+            if held.revision and (name in chosen or (held.shareable and info.peer_port)):
+                count = (whole if held.complete else parts).setdefault(held.revision, [0, 0])
+                count[name not in chosen] += 1
+    if not whole and inspected:
+        return inspected
+    votes = whole or parts
     return max(votes, key=lambda commit: (votes[commit], commit), default="")
+
+
+def held_by_all(spec: InstanceSpec, nodes: Iterable[Candidate]) -> frozenset[str]:
+    """The commits of the revision asked for that each of these nodes has whole."""
+    found = [
+        {held.revision for held in _at(spec, node.facts.models if node.facts is not None else ()) if held.complete}
+        for node in nodes
+    ]
+    return frozenset(set[str].intersection(*found) - {""}) if found else frozenset()
 
 
 def _held(spec: InstanceSpec, infos: dict[NodeId, NodeInfo], known: Known, commit: str) -> dict[NodeId, HeldModel]:

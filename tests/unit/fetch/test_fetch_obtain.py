@@ -225,6 +225,30 @@ def test_only_files_that_are_copied_make_a_difference(giver: Giver, tmp_path: Pa
     assert fingerprint(model) != before
 
 
+def test_what_macos_leaves_beside_files_makes_no_difference(tmp_path: Path) -> None:
+    split_demo(tmp_path / "model")
+    model = tmp_path / "model"
+    (model / "own.py").write_text("one = 1\n")
+    before = fingerprint(model), code_fingerprint(model)
+    for name in ("._tokenizer.json", "._own.py"):
+        (model / name).write_text("Mac OS X")
+    (model / "directory.py").mkdir()
+    assert (fingerprint(model), code_fingerprint(model)) == before
+
+
+def test_code_that_was_changed_at_the_source_comes_again(giver: Giver, tmp_path: Path) -> None:
+    model = giver.directory / "model"
+    split_demo(model)
+    (model / "own.py").write_text("one = 1\n")
+    (model / "more.py").write_text("more = 1\n")
+    go = Go(model=str(tmp_path / "elsewhere"), sources=(giver.source(model),), copies=tmp_path / "copies", code=True)
+    path = go.path()
+    (model / "own.py").write_text("one = 2\n")
+    (model / "more.py").unlink()
+    assert go.path() == path
+    assert code_fingerprint(path) == code_fingerprint(model)
+
+
 def test_code_makes_a_difference_where_it_may_run(giver: Giver, tmp_path: Path) -> None:
     model = giver.directory / "tiny"
     split_demo(model)

@@ -93,6 +93,25 @@ def test_where_no_node_has_the_model_all_take_the_commit_that_was_inspected() ->
     assert list(found.sources) == [A]
 
 
+def test_a_node_runs_what_it_has_whole_whatever_those_that_cannot_give_have() -> None:
+    state, old = state_of(A, B, C), held(OLD, "main", shareable=False)
+    few = {name: msgspec.structs.replace(state.nodes[name].info, memory_bytes=GIB) for name in (A, C)}
+    nodes = {name: msgspec.structs.replace(node, info=few.get(name, node.info)) for name, node in state.nodes.items()}
+    found = place(wish(1), State(nodes=nodes), known(a=(old,), b=(held(NEW, "main"),), c=(old,)), model())
+    assert [one.node for one in found.assignments] == [B]
+    assert found.layout.commit == NEW
+    assert (found.layout.ranks[0].sources, found.layout.ranks[0].sharers) == ((), ())
+
+
+def test_parts_do_not_decide_against_what_was_inspected() -> None:
+    inspected = msgspec.structs.replace(model(), commit=NEW)
+    for part in (held(OLD, "main", complete=False), held(OLD, "main", complete=False, shareable=False)):
+        assert place(wish(1, nodes=(B,)), state_of(A, B), known(a=(part,)), inspected).layout.commit == NEW
+    hidden = known(a=(held(OLD, "main", shareable=False),))
+    assert place(wish(1, nodes=(B,)), state_of(A, B), hidden, inspected).layout.commit == NEW
+    assert cluster(state_of(A, B), known(a=(held(OLD, "main", complete=False),))).commit == OLD, "nothing else is known"
+
+
 # --- who gives to whom ----------------------------------------------------------------------------------------
 
 
