@@ -15,6 +15,8 @@ from muster.spec import ModelWorkload, NodeId, Shortfall
 
 #: So many pairs without a link are told of in a message, and so many neighbours in what a node lacks.
 _PAIRS: Final = 4
+#: After so many pairs without a link, or as many as there are nodes, no more are looked for.
+_MOST_PAIRS: Final = 64
 
 
 def no_room(chooser: Chooser, way: Way) -> Refusal:
@@ -40,6 +42,7 @@ def unlinked(chooser: Chooser, way: Way) -> Refusal:
     missing: dict[NodeId, list[NodeId]] = {}
     reasons: list[str] = []
     pairs = 0
+    most = max(_MOST_PAIRS, len(nodes))
     for one, other in combinations(range(len(nodes)), 2):
         if chooser.worth(one, other) is None:
             missing.setdefault(nodes[one], []).append(nodes[other])
@@ -47,9 +50,12 @@ def unlinked(chooser: Chooser, way: Way) -> Refusal:
             pairs += 1
             if len(reasons) < _PAIRS:
                 reasons.append(chooser.links.why_not(nodes[one], nodes[other]))
+            if pairs > most:  # where one node reaches nobody, all others are among these
+                break
     if not pairs or not unhindered(chooser, way):
         return crowded(chooser, way)
-    more = f"; and {pairs - _PAIRS} more pairs" if pairs > _PAIRS else ""
+    counted = "many" if pairs > most else str(pairs - _PAIRS)
+    more = f"; and {counted} more pairs" if pairs > _PAIRS else ""
     return Refusal(
         message=f"no {way.ranks} of the nodes reach each other in a ring: {'; '.join(reasons)}{more}",
         remedies=("see the links with: muster links --measure", "name nodes that do reach each other: --nodes"),

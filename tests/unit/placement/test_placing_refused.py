@@ -110,3 +110,13 @@ def test_what_is_advised_does_fit(seed: int) -> None:
 
 def replaced_context(workload: ModelWorkload, tokens: int) -> ModelWorkload:
     return msgspec.structs.replace(workload, context_tokens=tokens)
+
+
+def test_no_more_pairs_are_looked_at_than_it_takes_to_say_that_nobody_reaches_anybody() -> None:
+    names = [f"n{number:03}" for number in range(120)]
+    links = Table({})
+    found = place(Cluster(nodes=tuple(node(name, 8 * GIB) for name in names)), links, model(), wish(2))
+    assert isinstance(found, Refusal)
+    assert "n000 does not reach n001; " in found.message and found.message.endswith("and many more pairs")
+    assert {one.node for one in found.shortfalls} == set(names)
+    assert links.asked < 20 * len(names)  # of 7,140 pairs
