@@ -107,11 +107,6 @@ class PeerConnection:
             while count:
                 count -= await self._some(view[: min(count, len(view))])
 
-    async def receive_into(self, buffer: memoryview, *, seconds: float = MESSAGE_SECONDS) -> int:
-        """Some raw bytes, at least one and at most what fits; how many."""
-        with self._talking(seconds):
-            return await self._some(buffer)
-
     async def until_gone(self) -> None:
         """Wait until the other end closes, while nobody reads here; for ever where bytes came instead."""
         with contextlib.suppress(OSError):

@@ -48,10 +48,6 @@ class Meter:
         self._told = float("-inf")
         self._seen: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
 
-    def grow(self, count: int) -> None:
-        """So many bytes more are to come than was known."""
-        self._total += count
-
     def have(self, count: int) -> None:
         """So many bytes were here already; negative where they are of no use."""
         self._done += count

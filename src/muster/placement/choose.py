@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain, combinations, permutations
 from typing import Final
 
@@ -13,6 +13,7 @@ from muster.links import Link
 from muster.placement.cabling import APART, best_joined, joined, pockets
 from muster.placement.demands import Demand, Stages
 from muster.placement.rings import EXACT_NODES, UNKNOWN, Worth, best_ring, judge, ring_subsets, worth
+from muster.placement.searching import lowest
 from muster.placement.split import speed_classes
 from muster.placement.words import Cluster, Links
 
@@ -223,7 +224,7 @@ class Chooser:
         level = [[len(levels) if link is None else number[link] for link in row] for row in table]
         if self.wired:
             left = best_joined(left & ring_subsets(level, len(levels) - 1, size), usable, size, self.wired)
-        best = _lowest(len(levels), lambda most: bool(left & ring_subsets(level, most, size)))
+        best = lowest(len(levels), lambda most: bool(left & ring_subsets(level, most, size)))
         if best == len(levels):
             return None
         similar = max(index for index, link in enumerate(levels) if link.rate <= levels[best].rate / _SAME_RATE)
@@ -231,7 +232,7 @@ class Chooser:
         first = min(self._key(sets[bits])[:2] for bits in left)
         left = {bits for bits in left if self._key(sets[bits])[:2] == first}
         if len(left) > 1 and similar > best:
-            last = _lowest(similar, lambda most: bool(left & ring_subsets(level, most, size)))
+            last = lowest(similar, lambda most: bool(left & ring_subsets(level, most, size)))
             left &= ring_subsets(level, last, size)
         return min(left, key=lambda bits: self._key(sets[bits]))
 
@@ -352,15 +353,3 @@ def _turns(ring: tuple[int, ...]) -> Iterable[tuple[int, ...]]:
     for one in (ring, (ring[0], *reversed(ring[1:]))):
         for start in range(len(ring)):
             yield one[start:] + one[:start]
-
-
-def _lowest(high: int, holds: Callable[[int], bool]) -> int:
-    """The lowest number below `high` from which on it holds; `high` where it never does."""
-    low = 0
-    while low < high:
-        middle = (low + high) // 2
-        if holds(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low

@@ -13,6 +13,7 @@ from muster.links import Link
 from muster.placement.choose import Chooser
 from muster.placement.costs import with_headroom
 from muster.placement.demands import Stages
+from muster.placement.searching import lowest
 from muster.placement.ways import Way
 from muster.placement.words import Refusal, size, told
 from muster.spec import NodeId, Shortfall
@@ -222,11 +223,4 @@ def _more(chooser: Chooser, way: Way) -> int:
     high = 1 + max(whole, way.needed_bytes) * way.ranks // _STEP_BYTES
     if not fits(high):
         return 0
-    low = 1
-    while low < high:
-        middle = (low + high) // 2
-        if fits(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return high * _STEP_BYTES
+    return (1 + lowest(high - 1, lambda steps: fits(1 + steps))) * _STEP_BYTES

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from muster.links import Link
+from muster.placement.searching import lowest
 
 #: Up to so many nodes every order is considered; beyond, good ones.
 EXACT_NODES: Final = 8
@@ -93,16 +94,11 @@ def _exact(nodes: Sequence[int], of: WorthOf) -> tuple[int, ...] | None:
     levels = sorted({link for row in table for link in row if link is not None})
     number = {link: position for position, link in enumerate(levels)}
     level = [[len(levels) if link is None else number[link] for link in row] for row in table]
-    low, high = 0, len(levels)
-    while low < high:  # the best worst link with which there is a ring
-        middle = (low + high) // 2
-        if _has_ring(level, middle):
-            high = middle
-        else:
-            low = middle + 1
-    if low == len(levels):
+    # The best worst link with which there is a ring.
+    worst = lowest(len(levels), lambda most: _has_ring(level, most))
+    if worst == len(levels):
         return None
-    costs = [[link.cost_ns if link is not None and number[link] <= low else None for link in row] for row in table]
+    costs = [[link.cost_ns if link is not None and number[link] <= worst else None for link in row] for row in table]
     return tuple(nodes[index] for index in _cheapest(costs))
 
 

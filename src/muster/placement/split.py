@@ -7,6 +7,7 @@ from typing import Final
 
 from muster.needs import even_split
 from muster.placement.costs import StageCosts
+from muster.placement.searching import lowest
 
 #: Speeds count as equal up to this factor: measurements of one machine differ by 15 % from run to run.
 _SAME_SPEED: Final = 1.3
@@ -43,16 +44,11 @@ def split_layers(costs: StageCosts, free_bytes: Sequence[int], speeds: Sequence[
     scale = max(speeds)
     relative = [speed / scale for speed in speeds]
     times = sorted({number / speed for speed in set(relative) for number in range(1, layers + 1)})
-    low, high = 0, len(times)
-    while low < high:  # the shortest time of a stage with which all layers find a place
-        middle = (low + high) // 2
-        if _reaches(costs, free_bytes, _most(relative, times[middle])):
-            high = middle
-        else:
-            low = middle + 1
-    if low == len(times):
+    # The shortest time of a stage with which all layers find a place.
+    shortest = lowest(len(times), lambda number: _reaches(costs, free_bytes, _most(relative, times[number])))
+    if shortest == len(times):
         return None
-    return _within(costs, free_bytes, relative, _most(relative, times[low]))
+    return _within(costs, free_bytes, relative, _most(relative, times[shortest]))
 
 
 def fits(costs: StageCosts, split: Sequence[int], free_bytes: Sequence[int]) -> bool:

@@ -6,7 +6,6 @@ import hashlib
 import os
 import shutil
 import threading
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -20,33 +19,13 @@ from muster.fetch.progress import Meter, Moved
 from muster.model.files import fingerprint, inspect
 from muster.model.hub import cache_directory, repository_directory
 from muster.testing import hub as stand_in_hub
-from muster.testing.hub import Fault, Hub, hub
-
-
-@pytest.fixture(scope="module")
-def stand_in() -> Generator[Hub]:
-    with hub() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def weights(stand_in: Hub, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    source = tmp_path_factory.mktemp("model")
-    names = split_demo(source)
-    stand_in.add(MODEL, source)
-    return names
+from muster.testing.hub import Fault, Hub
 
 
 @pytest.fixture(autouse=True)
-def here(stand_in: Hub, weights: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache of the test's own, and nothing wrong with the hub."""
-    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    monkeypatch.setenv("HF_ENDPOINT", stand_in.endpoint)
+def here(weights: list[str], hub_here: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test has the model on the hub, and tries again at once."""
     monkeypatch.setattr(fetch_hub, "_PAUSE_SECONDS", 0.01)
-    stand_in.faults.clear()
-    stand_in.asked.clear()
 
 
 def test_a_whole_model_comes_once_and_the_second_time_nobody_is_asked(stand_in: Hub) -> None:

@@ -25,17 +25,11 @@ from muster.model.config import tokenizer_code
 from muster.model.files import code_fingerprint, fingerprint
 from muster.model.hub import cache_directory, repository_directory
 from muster.spec import NodeId
-from muster.testing.hub import Fault, Hub, commit_of, hub
+from muster.testing.hub import Fault, Hub, commit_of
 from muster.worker import giving
 
 GONE = ModelSource(node=NodeId("a"), host="127.0.0.1", port=9, path="/nowhere")
 OWN_CODE = "own/coded"
-
-
-@pytest.fixture(scope="module")
-def stand_in() -> Generator[Hub]:
-    with hub() as made:
-        yield made
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +43,8 @@ def weights(stand_in: Hub, tmp_path_factory: pytest.TempPathFactory) -> list[str
 
 
 @pytest.fixture(autouse=True)
-def here(stand_in: Hub, weights: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache of the test's own, and nothing wrong with the hub."""
-    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    monkeypatch.setenv("HF_ENDPOINT", stand_in.endpoint)
-    stand_in.faults.clear()
-    stand_in.asked.clear()
+def here(weights: list[str], hub_here: None) -> None:
+    """Every test has the models on the hub."""
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import anyio
 import anyio.abc
 import anyio.from_thread
 import pytest
-from bringing import MODEL, Go, parts_below, split_demo
+from bringing import MODEL, Go, parts_below
 
 from muster.errors import FetchError
 from muster.fetch import hub as fetch_hub
@@ -31,7 +31,7 @@ from muster.model.files import inspect
 from muster.model.hub import blob_path, cache_directory
 from muster.peer_protocol import BlobFollows, FollowBlob
 from muster.spec import BootId, NodeAddress, NodeId
-from muster.testing.hub import Fault, Hub, hub
+from muster.testing.hub import Fault, Hub
 from muster.worker.giving import Transfers
 from muster.worker.peer import PeerServer
 from muster.worker.sharing import Sharing
@@ -121,30 +121,11 @@ class Follower(Go):
         return {one.source for one in self.brought}
 
 
-@pytest.fixture(scope="module")
-def stand_in() -> Generator[Hub]:
-    with hub() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def weights(stand_in: Hub, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    source = tmp_path_factory.mktemp("model")
-    names = split_demo(source)
-    stand_in.add(MODEL, source)
-    return names
-
-
 @pytest.fixture
-def owner(stand_in: Hub, weights: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Owner]:
-    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
+def owner(weights: list[str], hub_here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Owner]:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf-b"))
-    monkeypatch.setenv("HF_ENDPOINT", stand_in.endpoint)
     monkeypatch.setattr(fetch_hub, "_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(sharing, "_PAUSE_SECONDS", 0.01)
-    stand_in.faults.clear()
-    stand_in.asked.clear()
     made = Owner(tmp_path / "hf-a" / "hub")
     with anyio.from_thread.start_blocking_portal() as portal:
         future, _ = portal.start_task(made.serve)
