@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from kit import COLD, FAST_CLOCKS, Client, free_ports, group, stopped, until
+from kit import COLD, FAST_CLOCKS, PATIENT_CLOCKS, Client, free_ports, group, stopped, until
 
 from muster.events import InstanceCreated
 from muster.local import LocalCluster
@@ -29,7 +29,7 @@ def pair(tmp_path: Path) -> Iterator[LocalCluster]:
     """A coordinator and its standby, without workers; started by the test."""
     first = free_ports(6)
     with LocalCluster(
-        tmp_path, (), port=first, http_port=None, coordinator_options=FAST_CLOCKS, node_options=COLD
+        tmp_path, (), port=first, http_port=None, coordinator_options=PATIENT_CLOCKS, node_options=COLD
     ) as cluster:
         cluster.start_standby(first + 3)
         yield cluster

@@ -3,6 +3,7 @@
 from kit.client import Client as Client
 from kit.cluster import COLD as COLD
 from kit.cluster import FAST_CLOCKS as FAST_CLOCKS
+from kit.cluster import PATIENT_CLOCKS as PATIENT_CLOCKS
 from kit.cluster import Stage as Stage
 from kit.cluster import stage as stage
 from kit.processes import alive as alive
